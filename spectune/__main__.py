@@ -1,0 +1,5 @@
+"""`python -m spectune`."""
+
+from spectune.cli.app import main
+
+main()

@@ -1,0 +1,72 @@
+"""`spectune`: the commands, and how errors reach the user."""
+
+import os
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+import spectune
+from spectune.cli.profile import profile
+from spectune.cli.recommend import recommend
+from spectune.cli.what_if import what_if
+from spectune.errors import SpectuneError
+
+app = typer.Typer(
+    name="spectune",
+    help="Whether and how to use speculative decoding, told from measurement on your own machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(profile)
+app.command()(recommend)
+app.command("what-if")(what_if)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"spectune {spectune.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line; expected failures end as two lines on stderr and their own exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code of one invocation."""
+    try:
+        return app(arguments, prog_name="spectune", standalone_mode=False) or 0
+    except SpectuneError as error:
+        return _fail(error.problem, error.remedy, error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return 2
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "spectune"
+        return _fail(error.format_message(), f"{command} --help", 2)
+    except click.ClickException as error:
+        return _fail(error.format_message(), "spectune --help", 2)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted; nothing was written", "run the same command again", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _fail(problem: str, remedy: str, exit_code: int) -> int:
+    print(f"error: {problem.rstrip('.')}\ntry:   {remedy}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,97 @@
+"""`spectune recommend`."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spectune.errors import ConfigError, InsufficientDataError
+
+if TYPE_CHECKING:
+    from spectune.engines import EngineConfig
+    from spectune.plan import Recommendation
+
+DEFAULT_SKILL = Path("outputs/skill-speculative-tuning.md")
+
+
+def recommend(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a profile.")],
+    temperature: Annotated[
+        float | None,
+        typer.Option(metavar="T", help="Temperature of the headline verdict. Default: the target's own, else the lowest."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="File to write the skill to.")
+    ] = DEFAULT_SKILL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the recommendation as JSON on stdout.")] = False,
+) -> int:
+    """Decide from a profile: which draft and K, up to which temperature, or plain decoding; write the skill.
+
+    Exits with 4 where the data do not decide.
+    """
+    from spectune.engines import transformers, vllm
+    from spectune.plan import recommend as decide
+    from spectune.profile import load_profile
+    from spectune.report.skill import skill_markdown
+
+    decided = decide(load_profile(directory), temperature)
+    configs = [vllm.config(decided), transformers.config(decided)]
+    write_whole(output, skill_markdown(decided, configs))
+    if as_json:
+        print(json.dumps(recommendation_object(decided, configs), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print(_summary(decided, output))
+    return InsufficientDataError.exit_code if decided.verdict == "insufficient-data" else 0
+
+
+def recommendation_object(decided: "Recommendation", configs: list["EngineConfig"]) -> dict[str, Any]:
+    """The machine output: every field of the recommendation, and the engine configs."""
+    from dataclasses import asdict
+
+    warnings = [notice.model_dump() for notice in decided.warnings]
+    return {**asdict(decided), "warnings": warnings, "configs": [asdict(config) for config in configs]}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file or leave the old one. Raises: ConfigError where it cannot be written."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(None, "is a directory")
+        partial.write_text(text, "utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written: {(error.strerror or '').lower()}", "give another file with -o") from error
+
+
+def _summary(decided: "Recommendation", output: Path) -> str:
+    from spectune.report.skill import headline
+
+    categories = " · ".join(
+        f"{answer.category} {answer.speedup.estimate:.2f}×" for answer in decided.by_category if answer.speedup
+    )
+    others = [answer for answer in decided.by_temperature if answer.temperature != decided.temperature]
+    lines = [
+        headline(decided),
+        *(f"at T = {a.temperature:g}: {a.verdict}, best {a.speedup.estimate:.2f}×" for a in others),
+        *_fallback_line(decided),
+        categories,
+        *(f"because {reason}" for reason in decided.reasons),
+        f"wrote {shlex.quote(str(output))}",
+    ]
+    return "\n".join(lines)
+
+
+def _fallback_line(decided: "Recommendation") -> list[str]:
+    rule = decided.fallback
+    if rule is None:
+        return []
+    return [
+        f"fall back to plain when tokens/round stay below {rule.acceptance_length_below:.2f} "
+        f"over {rule.window_requests} requests"
+    ]

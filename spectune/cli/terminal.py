@@ -1,0 +1,106 @@
+"""What a person sees while it runs: progress and tables on stderr, plain lines where that is no terminal."""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from spectune.report.skill import interval_text
+
+if TYPE_CHECKING:
+    from spectune.fit import FormulaFit, Setting
+    from spectune.profile import Notice
+
+
+class TerminalProgress:
+    """One line for each stage: a bar with the time left, or on a pipe a line when it begins and ends."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        columns = (
+            TextColumn("{task.description:<8}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[unit]}  {task.fields[note]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self._task: TaskID | None = None
+        self._stage, self._began = "", 0.0
+
+    def __enter__(self) -> "TerminalProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finish_stage()
+        self._bars.stop()
+
+    def start(self, stage: str, total: float, unit: str) -> None:
+        """A stage begins."""
+        self._finish_stage()
+        self._stage, self._began = stage, perf_counter()
+        self._task = self._bars.add_task(stage, total=total, unit=unit, note="")
+
+    def advance(self, amount: float, note: str = "") -> None:
+        """Part of the current stage is done."""
+        assert self._task is not None, "advance before start"
+        fields = {"note": note} if note else {}
+        self._bars.update(self._task, advance=amount, **fields)
+
+    def say(self, text: str) -> None:
+        """A line worth reading."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def _finish_stage(self) -> None:
+        if self._stage and not self.console.is_terminal:
+            self.say(f"{self._stage} took {perf_counter() - self._began:.0f} s")
+        self._stage = ""
+
+
+def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequence["FormulaFit"]) -> None:
+    """A table for each temperature; the fastest setting is marked."""
+    for temperature in dict.fromkeys(setting.temperature for setting in settings):
+        mine = [setting for setting in settings if setting.temperature == temperature]
+        console.print(_settings_table(temperature, mine))
+        for fit in formula:
+            if fit.temperature == temperature:
+                text = f"formula (1−α^(K+1))/(1−α) for {fit.draft}, α = {fit.alpha:.2f}: off by up to {fit.largest_error:.0%}"
+                console.print(text, markup=False, soft_wrap=True)
+        console.print()
+
+
+def _settings_table(temperature: float, settings: Sequence["Setting"]) -> Table:
+    table = Table(box=None, title=f"T = {temperature:g}", title_justify="left", title_style="bold", pad_edge=False)
+    table.add_column("draft", overflow="fold")
+    for header in ("K", "tokens/round", "verify", "draft", "speed-up", "[95%]"):
+        table.add_column(header.replace("[", r"\["), justify="right")
+    table.add_column("")
+    fastest = max(settings, key=lambda setting: setting.speedup.estimate)
+    for setting in settings:
+        text = interval_text(setting.speedup)
+        table.add_row(
+            setting.draft.replace("[", r"\["),
+            str(setting.num_speculative_tokens),
+            f"{setting.acceptance_length.estimate:.2f}",
+            f"{setting.verify_s * 1e3:.1f} ms",
+            f"{setting.draft_s * 1e3:.1f} ms",
+            f"{setting.speedup.estimate:.2f}",
+            text[text.index("[") :].replace("[", r"\["),
+            "← best" if setting is fastest else "",
+        )
+    return table
+
+
+def show_warnings(console: Console, warnings: Sequence["Notice"]) -> None:
+    """Each with its advice."""
+    if not warnings:
+        return
+    console.print(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
+    for warning in warnings:
+        console.print(f"  {warning.code:<9} {warning.message}; {warning.advice}", markup=False, soft_wrap=True)
+    console.print()
+
+

@@ -1,0 +1,85 @@
+"""`spectune what-if`."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from spectune.errors import ConfigError
+
+
+def what_if(
+    alpha: Annotated[float, typer.Option(metavar="A", help="Acceptance at every position, from 0 to 1.")],
+    cost_ratio: Annotated[
+        float | None, typer.Option(metavar="C", help="cost_q/cost_p: a draft step in plain steps of the target.")
+    ] = None,
+    plain_s: Annotated[
+        float | None, typer.Option(metavar="X", help="Measured plain step, in seconds; goes with --round-s.")
+    ] = None,
+    round_s: Annotated[
+        list[float] | None,
+        typer.Option(metavar="Y", help="Measured round, in seconds. One: at K = --max-k (1 if not given). Repeated: at K = 1, 2, …"),
+    ] = None,
+    max_k: Annotated[int | None, typer.Option(metavar="N", help="Largest K of the table, in tokens. Default: 16.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Price a draft by the formula (1 − α^(K+1))/(1 − α), from a cost ratio or from measured times."""
+    from spectune.speedup import best_row, break_even_alpha, speedup_rows
+
+    costs = _round_costs(cost_ratio, plain_s, round_s or [], max_k)
+    rows = speedup_rows(alpha, costs)
+    best = best_row(rows)
+    reported = max(rows, key=lambda row: (row.speedup, -row.num_speculative_tokens)).num_speculative_tokens
+    result: dict[str, Any] = {
+        "rows": [
+            {
+                "num_speculative_tokens": row.num_speculative_tokens,
+                "expected_tokens": row.expected_tokens,
+                "speedup": row.speedup,
+            }
+            for row in rows
+        ],
+        "best": {"num_speculative_tokens": best.num_speculative_tokens, "speedup": best.speedup},
+        "break_even_num_speculative_tokens": reported,
+        "break_even_alpha": break_even_alpha(reported, costs[reported]),
+    }
+    print(json.dumps(result, indent=2, allow_nan=False) if as_json else _text(result))
+
+
+def _round_costs(
+    cost_ratio: float | None, plain_s: float | None, round_s: list[float], max_k: int | None
+) -> dict[int, float]:
+    """Plain steps that a round takes, by K."""
+    from spectune.speedup import round_cost
+
+    if max_k is not None and not 1 <= max_k <= 1000:
+        raise ConfigError(f"--max-k is {max_k}", "give a whole number from 1 to 1000")
+    measured = plain_s is not None or bool(round_s)
+    if measured == (cost_ratio is not None) or (plain_s is None) == bool(round_s):
+        raise ConfigError("one price is needed", "give --cost-ratio, or both --plain-s and --round-s")
+    if cost_ratio is not None:
+        return {k: round_cost(cost_ratio, k) for k in range(1, (max_k or 16) + 1)}
+    for name, value in [("--plain-s", plain_s), *(("--round-s", value) for value in round_s)]:
+        if value is None or not 0 < value < float("inf"):
+            raise ConfigError(f"{name} is {value}", "give a positive number of seconds")
+    assert plain_s is not None
+    if len(round_s) == 1:
+        return {max_k or 1: round_s[0] / plain_s}
+    return {k: value / plain_s for k, value in enumerate(round_s, start=1)}
+
+
+def _text(result: dict[str, Any]) -> str:
+    lines = [f"{'K':>4}  {'tokens/round':>12}  {'speed-up':>8}"]
+    best, k = result["best"], result["break_even_num_speculative_tokens"]
+    for row in result["rows"]:
+        mark = "  ← best" if row["num_speculative_tokens"] == best["num_speculative_tokens"] else ""
+        lines.append(f"{row['num_speculative_tokens']:>4}  {row['expected_tokens']:>12.3f}  {row['speedup']:>8.3f}{mark}")
+    alpha = result["break_even_alpha"]
+    if best["num_speculative_tokens"] == 0:
+        lines.append("plain decoding is fastest: no K reaches 1.0×")
+    lines.append(
+        f"at K = {k} even a perfect draft loses: the round takes longer than {k + 1} plain steps"
+        if alpha is None
+        else f"at K = {k} it breaks even at α = {alpha:.3f}"
+    )
+    return "\n".join(lines)

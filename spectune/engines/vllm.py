@@ -1,0 +1,43 @@
+"""vLLM: --speculative-config. Source: vLLM documentation, speculative decoding, 0.32."""
+
+import json
+import shlex
+from typing import Any
+
+from spectune.drafting_spec import ngram_bounds
+from spectune.engines import SPEEDUP_NOT_MEASURED, EngineConfig
+from spectune.plan import Recommendation
+
+CHECKED_AGAINST = "0.32"
+_WORTH_SAMPLING = 1.01
+
+
+def config(recommendation: Recommendation) -> EngineConfig:
+    """The command line for the recommendation's best candidate.
+
+    Draft models propose their argmax by default; where sampling them is worth more than 1% of tokens a
+    round at the recommended temperature, `draft_sample_method` says so.
+    """
+    best = recommendation.best_candidate
+    lengths = recommendation.acceptance_length_by_rule
+    settings: dict[str, Any]
+    bounds = ngram_bounds(best.draft)
+    rule = "greedy_draft"
+    if bounds is not None:
+        settings = {"method": "ngram", "prompt_lookup_min": bounds[0], "prompt_lookup_max": bounds[1]}
+    else:
+        settings = {"method": "draft_model", "model": best.draft}
+        if lengths["rejection"] > _WORTH_SAMPLING * lengths["greedy_draft"]:
+            rule = "rejection"
+            settings["draft_sample_method"] = "probabilistic"
+    settings["num_speculative_tokens"] = best.num_speculative_tokens
+    command = f"vllm serve {shlex.quote(recommendation.applies_to.target)} \\\n  --speculative-config {shlex.quote(json.dumps(settings))}"
+    return EngineConfig(
+        engine="vLLM",
+        checked_against=CHECKED_AGAINST,
+        language="sh",
+        text=command,
+        acceptance_rule=rule,
+        acceptance_length=lengths[rule],
+        notes=[SPEEDUP_NOT_MEASURED, "requests with min_p or logit_bias are refused under speculation"],
+    )

@@ -1,0 +1,50 @@
+"""Every error a user can meet: what is wrong, what to do, and the exit code it ends with."""
+
+from typing import ClassVar
+
+
+class SpectuneError(Exception):
+    """An expected failure: one line that says what is wrong, one that says what to do."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+class ConfigError(SpectuneError):
+    """Wrong option, file or value."""
+
+    exit_code = 2
+
+
+class ProfileError(SpectuneError):
+    """Malformed, older, newer or mismatched artefact."""
+
+    exit_code = 2
+
+
+class IncompatibleModelsError(SpectuneError):
+    """Tokenizer, vocabulary or positions of two models do not fit."""
+
+    exit_code = 2
+
+
+class DeviceError(SpectuneError):
+    """No such device, or out of memory."""
+
+    exit_code = 3
+
+
+class EngineError(SpectuneError):
+    """An endpoint is unreachable, refuses, or answers nonsense."""
+
+    exit_code = 3
+
+
+class InsufficientDataError(SpectuneError):
+    """The interval is too wide to decide."""
+
+    exit_code = 4

@@ -1,0 +1,19 @@
+"""Everything that touches the hardware: environment, tape, acceptance, cost."""
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Hears how far a long step is; the CLI draws it."""
+
+    def start(self, stage: str, total: float, unit: str) -> None:
+        """A stage begins."""
+        ...
+
+    def advance(self, amount: float, note: str = "") -> None:
+        """Part of the current stage is done."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line worth reading."""
+        ...

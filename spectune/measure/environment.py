@@ -1,0 +1,62 @@
+"""What the figures depend on: hardware, threads, versions, load."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from spectune.models import LanguageModel, package_versions
+from spectune.profile import Environment, ModelRecord
+
+
+def environment(model: LanguageModel) -> Environment:
+    """The machine and software as they are now."""
+    return Environment(
+        hardware=_hardware(model.device),
+        device=str(model.device),
+        threads=torch.get_num_threads(),
+        dtype=dtype_name(model),
+        platform=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        versions=package_versions("torch", "transformers", "numpy"),
+        git_commit=_git_commit(),
+        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    )
+
+
+def model_record(model: LanguageModel) -> ModelRecord:
+    """Which weights, for the profile."""
+    return ModelRecord(
+        name=model.name,
+        architecture=type(model.network).__name__,
+        parameters=model.network.num_parameters(),
+        dtype=dtype_name(model),
+        vocab_size=model.vocab_size,
+        max_positions=model.max_positions,
+        revision=model.revision,
+        digest=model.digest,
+    )
+
+
+def dtype_name(model: LanguageModel) -> str:
+    """`float32`, `bfloat16`, …"""
+    return str(model.dtype).removeprefix("torch.")
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _git_commit() -> str | None:
+    """Of the folder the command runs in."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

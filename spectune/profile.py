@@ -1,0 +1,302 @@
+"""The artefact: a directory of profile.json and three parquet tables of raw evidence.
+
+Raw samples and counts, never ratios or fits. Read strictly: unknown keys, other versions, NaN and infinity
+are refused. Written under a temporary name, read back, then renamed.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from spectune.errors import ProfileError
+
+SCHEMA_VERSION = 1
+_MANIFEST = "profile.json"
+_AGAIN = "run spectune profile again"
+
+TAPE_SCHEMA = pa.schema(
+    [
+        pa.field("continuation", pa.int32(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("category", pa.string(), nullable=False),
+        pa.field("temperature", pa.float64(), nullable=False),
+        pa.field("end", pa.string(), nullable=False),  # eos, limit (the workload's) or cut (the tape's)
+        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),  # nats, after the sampling transform
+        pa.field("entropies", pa.list_(pa.float32()), nullable=False),  # nats, of the model's law at temperature 1
+        pa.field("top1_probs", pa.list_(pa.float32()), nullable=False),  # of the model's law at temperature 1
+    ]
+)
+ACCEPTANCE_SCHEMA = pa.schema(
+    [
+        pa.field("draft", pa.string(), nullable=False),
+        pa.field("continuation", pa.int32(), nullable=False),
+        pa.field("draft_logprobs", pa.list_(pa.float32())),  # nats, after the sampling transform
+        pa.field("argmax_token_ids", pa.list_(pa.int32())),
+        pa.field("ranks", pa.list_(pa.int32())),  # 1 = likeliest
+        pa.field("overlaps", pa.list_(pa.float32())),  # Σ min(p, q)
+        pa.field("proposed_tokens", pa.list_(pa.int16())),
+        pa.field("matched_tokens", pa.list_(pa.int16())),
+    ]
+)
+COSTS_SCHEMA = pa.schema(
+    [
+        pa.field("part", pa.string(), nullable=False),  # cost_p, cost_q or overhead
+        pa.field("draft", pa.string()),  # null where the part does not depend on it
+        pa.field("temperature", pa.float64()),  # null where the part does not depend on it
+        pa.field("tokens", pa.int32(), nullable=False),  # n for cost_p and cost_q, K for overhead
+        pa.field("batch", pa.int32(), nullable=False),
+        pa.field("context_tokens", pa.int32(), nullable=False),
+        pa.field("measurement_pass", pa.int32(), nullable=False),  # cells of one pass ran next to each other
+        pa.field("seconds", pa.float64(), nullable=False),
+    ]
+)
+_TABLES = {"tape": TAPE_SCHEMA, "acceptance": ACCEPTANCE_SCHEMA, "costs": COSTS_SCHEMA}
+
+Count = Annotated[int, Field(ge=0)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Notice(_Record):
+    """Something the reader of a figure must know, as a value; `advice` says what to do about it."""
+
+    code: str
+    message: str
+    advice: str
+
+
+class ModelRecord(_Record):
+    """Which weights."""
+
+    name: str
+    architecture: str
+    parameters: Count
+    dtype: str
+    vocab_size: Count
+    max_positions: Count
+    revision: str | None
+    digest: Sha256 | None
+
+
+class DraftRecord(_Record):
+    """A draft under the SPEC it was given by; `model` is null for methods without one."""
+
+    spec: str
+    method: Literal["draft_model", "ngram"]
+    model: ModelRecord | None
+    min_tokens: Count | None = None
+    max_tokens: Count | None = None
+
+
+class Environment(_Record):
+    """Where the figures were measured."""
+
+    hardware: str
+    device: str
+    threads: Count
+    dtype: str
+    platform: str
+    versions: dict[str, str]
+    git_commit: str | None
+    load_average: float | None
+
+
+class WorkloadRecord(_Record):
+    """Which prompts; the hash covers raw prompts and labels, the template's digest stands apart."""
+
+    name: str
+    hash: Sha256
+    prompts: Count
+    held_out: Count
+    categories: dict[str, Count]
+    chat_template_digest: Sha256 | None
+
+
+class Settings(_Record):
+    """What was asked for."""
+
+    temperatures: list[Annotated[float, Field(ge=0)]]
+    default_temperature: float | None
+    top_p: float
+    top_k: Count
+    max_k: Annotated[int, Field(ge=1)]
+    max_new_tokens: Annotated[int, Field(ge=1)]
+    budget_s: Annotated[float, Field(gt=0)]
+    engine: str
+    command: str
+
+
+class Counts(_Record):
+    """What was recorded, and what was not."""
+
+    continuations: Count
+    tokens: Count
+    skipped_prompts: Count
+    ended: Count
+    repeating: dict[str, Count]  # continuations that repeat one of their 8-grams, by temperature
+
+
+class Manifest(_Record):
+    """profile.json."""
+
+    schema_version: Literal[1]
+    spectune_version: str
+    created_at: str
+    seed: int
+    environment: Environment
+    workload: WorkloadRecord
+    target: ModelRecord
+    drafts: list[DraftRecord]
+    settings: Settings
+    counts: Counts
+    warnings: list[Notice]
+    tables: dict[str, Sha256]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Manifest and raw evidence; columns as in the schemas of this module."""
+
+    manifest: Manifest
+    tape: pd.DataFrame
+    acceptance: pd.DataFrame
+    costs: pd.DataFrame
+
+
+def save_profile(
+    manifest: Mapping[str, Any],
+    tables: Mapping[str, pd.DataFrame],
+    directory: Path,
+    log: Path | None = None,
+) -> Profile:
+    """Write, read back, rename; an earlier profile at `directory` gives way only to a whole one.
+
+    `manifest` lacks `tables`, whose digests are computed here. Raises: ProfileError where the target is
+    something else than a profile, or cannot be written.
+    """
+    require_replaceable(directory)
+    partial = directory.with_name(f".{directory.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        digests = {name: _write_table(tables[name], schema, partial / f"{name}.parquet") for name, schema in _TABLES.items()}
+        text = json.dumps({**manifest, "tables": digests}, indent=2, ensure_ascii=False, allow_nan=False)
+        (partial / _MANIFEST).write_text(text + "\n", "utf-8")
+        profile = load_profile(partial)
+        if log is not None:
+            shutil.copyfile(log, partial / "run.log")
+        if directory.exists():
+            shutil.rmtree(directory)
+        partial.rename(directory)
+    except OSError as error:
+        problem = f"{directory} cannot be written: {(error.strerror or str(error)).lower()}"
+        raise ProfileError(problem, "choose another directory with -o") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return profile
+
+
+def require_replaceable(directory: Path) -> None:
+    """Raises: ProfileError where `directory` is anything but absent, empty or a profile."""
+    if directory.exists() and not directory.is_dir():
+        raise ProfileError(f"{directory} is a file", "choose a directory with -o")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / _MANIFEST).is_file():
+        raise ProfileError(f"{directory} holds something else than a profile", "choose another directory with -o")
+
+
+def load_profile(directory: Path) -> Profile:
+    """Read a profile, strictly. Raises: ProfileError with the remedy for whatever is not as written."""
+    raw = _manifest_object(directory)
+    version = raw.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        problem = f"{directory} has schema version {version}; this spectune reads {SCHEMA_VERSION}"
+        raise ProfileError(problem, "upgrade spectune")
+    try:
+        manifest = Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ProfileError(f"{directory}/{_MANIFEST}: {where}: {first['msg'].lower()}", _AGAIN) from error
+    tables = {name: _read_table(directory, name, manifest.tables.get(name)) for name in _TABLES}
+    _require_consistent(directory, manifest, tables)
+    return Profile(manifest=manifest, **tables)
+
+
+def _manifest_object(directory: Path) -> dict[str, Any]:
+    path = directory / _MANIFEST
+    try:
+        value = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
+    except FileNotFoundError as error:
+        raise ProfileError(f"{directory} is not a profile: no {_MANIFEST}", "give the directory of a profile") from error
+    except OSError as error:
+        problem = f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
+        raise ProfileError(problem, "give the directory of a profile") from error
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{path} is not valid JSON (cut short?): {error}", _AGAIN) from error
+    if not isinstance(value, dict):
+        raise ProfileError(f"{path} is not a JSON object", _AGAIN)
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def _write_table(frame: pd.DataFrame, schema: pa.Schema, path: Path) -> str:
+    table = pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
+    pq.write_table(table.replace_schema_metadata(None), path, compression="zstd")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _read_table(directory: Path, name: str, digest: str | None) -> pd.DataFrame:
+    path = directory / f"{name}.parquet"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ProfileError(f"{directory} lacks {path.name}", _AGAIN) from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ProfileError(f"{path} is cut short or was changed: its digest is not the recorded one", _AGAIN)
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+    except pa.ArrowException as error:
+        raise ProfileError(f"{path} is not parquet: {error}", _AGAIN) from error
+    if not table.schema.equals(_TABLES[name]):
+        raise ProfileError(f"{path} has other columns than schema version {SCHEMA_VERSION}", _AGAIN)
+    _require_finite(table, path)
+    return table.to_pandas()
+
+
+def _require_finite(table: pa.Table, path: Path) -> None:
+    for field in table.schema:
+        column = table.column(field.name)
+        flat = pc.list_flatten(column) if pa.types.is_list(field.type) else column
+        if pa.types.is_floating(flat.type) and not pc.all(pc.is_finite(flat.drop_null()), min_count=0).as_py():
+            raise ProfileError(f"{path}: {field.name} holds NaN or infinity", _AGAIN)
+
+
+def _require_consistent(directory: Path, manifest: Manifest, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Every continuation has its evidence for every draft, of the same length."""
+    lengths = dict(zip(tables["tape"]["continuation"], tables["tape"]["token_ids"].map(len), strict=True))
+    evidence = tables["acceptance"]
+    expected = {(draft.spec, continuation) for draft in manifest.drafts for continuation in lengths}
+    if set(zip(evidence["draft"], evidence["continuation"], strict=True)) != expected or len(evidence) != len(expected):
+        raise ProfileError(f"{directory}: tape and acceptance do not hold the same continuations", _AGAIN)
+    for name in ("draft_logprobs", "ranks", "proposed_tokens"):
+        for continuation, values in zip(evidence["continuation"], evidence[name], strict=True):
+            if values is not None and len(values) != lengths[continuation]:
+                raise ProfileError(f"{directory}: {name} of continuation {continuation} has another length", _AGAIN)

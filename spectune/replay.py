@@ -1,0 +1,170 @@
+"""Replay: what speculative decoding would have done on text that the target already wrote.
+
+Exact verification leaves the target's law untouched, so a recorded continuation *is* a speculative
+run's output; only which positions were accepted is open. Given the output, accepts are independent
+with probability w(s, j) for the j-th proposal of the round that starts at s. Two steps follow:
+`accept_probabilities_*` give w for each acceptance rule, `replay` carries round starts along.
+
+Arrays are time-major, [T, K, rows]: a row is one continuation, position 0 its first token.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+AcceptanceRule = Literal["rejection", "greedy_draft", "exact_match", "block"]
+"""rejection: sampled draft, accept where r < p/q. greedy_draft: the draft proposes its argmax (or is a
+point mass); accept where the target's own sample is the proposal. exact_match: sampled draft, accept where
+two independent samples agree. block: block verification of a sampled draft."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Expected counts for each K = 1..max_k (first axis) and continuation (last axis)."""
+
+    rounds: Floats  # [K, rows] expected rounds in the counted window
+    emitted: Floats  # [K, rows] tokens those rounds emit, bonus included
+    reached: Floats  # [K, max_k, rows] rounds in which proposal j was reached by verification
+    accepted: Floats  # [K, max_k, rows] rounds in which proposal j was accepted
+    proposed: Floats  # [K, rows] proposed tokens
+    rounds_by_length: Floats  # [K, max_k + 1, rows] rounds by how many tokens were proposed
+    starts: Floats  # [K, T, rows] probability that a round starts at a position
+
+
+def shifted(per_position: Floats, max_k: int) -> Floats:
+    """w(s, j) = per_position[s + j] for evidence that does not depend on the start; 0 beyond the end.
+
+    per_position is [T, rows]; the result is [T, max_k, rows].
+    """
+    padded = np.concatenate([per_position, np.zeros((max_k, per_position.shape[1]))])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, max_k, axis=0)[: len(per_position)]
+    return np.ascontiguousarray(np.moveaxis(windows, -1, 1))
+
+
+def accept_probabilities_rejection(target_logprobs: Floats, draft_logprobs: Floats) -> Floats:
+    """min(1, q(x)/p(x)): sampled draft, r < p/q. Source: Leviathan et al. 2023, arXiv 2211.17192."""
+    return np.exp(np.minimum(draft_logprobs - target_logprobs, 0.0))
+
+
+def accept_probabilities_exact_match(draft_logprobs: Floats) -> Floats:
+    """q(x): draft and target sample with independent noise and must agree."""
+    return np.exp(draft_logprobs)
+
+
+def accept_probabilities_top_ranks(ranks: Ints, width: int) -> Floats:
+    """1 where x is among the draft's `width` likeliest tokens: deterministic children, one of which must match.
+
+    width 1 is the greedy draft of a chain. Source: EAGLE-2, arXiv 2406.16858, verification by sampling.
+    """
+    return (ranks <= width).astype(np.float64)
+
+
+def accept_probabilities_block(
+    target_logprobs: Floats,  # [T, rows]
+    draft_logprobs: Floats,  # [T, rows]
+    max_k: int,
+) -> Floats:  # [T, max_k, rows]
+    """min(1, q/(P_j·p)) with P_0 = 1, P_{j+1} = min(1, P_j·p/q) carried from the round's start.
+
+    Source: block verification, Sun et al. 2024, arXiv 2403.10444.
+    """
+    log_ratio = np.nan_to_num(target_logprobs - draft_logprobs, nan=np.inf, posinf=np.inf)
+    ratio = shifted(log_ratio, max_k)  # log p/q
+    result = np.empty_like(ratio)
+    log_carried = np.zeros_like(ratio[:, 0])
+    for j in range(max_k):
+        joint = log_carried + ratio[:, j]
+        result[:, j] = np.exp(np.minimum(0.0, -joint))
+        log_carried = np.minimum(0.0, joint)
+    return result
+
+
+def accept_probability_sampled_siblings(
+    target_probs: Floats,  # [vocab]
+    draft_probs: Floats,  # [vocab]
+    token_id: int,
+    siblings: int,
+) -> float:
+    """P(some sibling is accepted | output x) for i.i.d. sampled children under recursive rejection.
+
+    Σ_i R_{i−1}·min(p_{i−1}, q)(x)/p(x), R the probability that all earlier siblings were rejected and
+    p_i the residual after i rejections. Needs full distributions: the rank of x understates it.
+    Source: SpecInfer, arXiv 2305.09781, multi-step speculative sampling.
+    """
+    residual, survive, mass = target_probs, 1.0, 0.0
+    for _ in range(siblings):
+        overlap = np.minimum(residual, draft_probs)
+        mass += survive * float(overlap[token_id])
+        left = residual - overlap
+        rejected = float(left.sum())
+        if rejected <= 0.0:
+            break
+        survive *= rejected
+        residual = left / rejected
+    return mass / float(target_probs[token_id])
+
+
+def replay(
+    accept_probabilities: Floats,  # [T, max_k, rows] w(s, j)
+    counted_starts: Ints,  # [rows] only rounds that start before this position are counted
+    proposed_tokens: Ints | None = None,  # [T, rows] k(s) where proposals vary in length
+    first_start: int = 0,  # 1 where the engine takes the first token from the prompt's own pass
+) -> Replay:
+    """Carry round starts along each continuation, for every K = 1..max_k at once.
+
+    A round at s that accepts m of its proposals starts the next one at s + m + 1: the recovered or bonus
+    token is the (m+1)-th. A proposal that was not made counts as one that cannot be accepted, so drafts of
+    varying length need no case of their own. To count complete rounds of cut text pass lengths − max_k
+    (one window for all K compared); to count what a server's clock sees pass the lengths.
+    """
+    length, max_k, rows = accept_probabilities.shape
+    made = np.full((length, rows), max_k) if proposed_tokens is None else np.minimum(proposed_tokens, max_k)
+    accept = accept_probabilities * (np.arange(max_k)[None, :, None] < made[:, None, :])
+    reach = np.ones((length, max_k + 1, rows))  # P(first j accepted | round at s)
+    np.cumprod(accept, axis=1, out=reach[:, 1:])
+    starts = _round_starts(reach, first_start)
+    starts *= np.arange(length)[:, None] < counted_starts
+    return _counts(starts, reach, made)
+
+
+def _round_starts(reach: Floats, first_start: int) -> Floats:
+    length, width, rows = reach.shape
+    max_k = width - 1
+    starts = np.zeros((max_k, length + width, rows))
+    starts[:, first_start] = 1.0
+    stop_after = reach[:, :-1] - reach[:, 1:]  # P(exactly j accepted)
+    for s in range(length):
+        for k in range(1, max_k + 1):
+            mass = starts[k - 1, s]
+            starts[k - 1, s + 1 : s + k + 1] += mass * stop_after[s, :k]
+            starts[k - 1, s + k + 1] += mass * reach[s, k]
+    return starts[:, :length]
+
+
+def _counts(starts: Floats, reach: Floats, made: Ints) -> Replay:
+    max_k, _, rows = starts.shape
+    reached = np.zeros((max_k, max_k, rows))
+    accepted = np.zeros((max_k, max_k, rows))
+    by_length = np.zeros((max_k, max_k + 1, rows))
+    for k in range(1, max_k + 1):
+        for j in range(k):
+            reached[k - 1, j] = np.sum(starts[k - 1] * reach[:, j] * (made > j), axis=0)
+            accepted[k - 1, j] = np.sum(starts[k - 1] * reach[:, j + 1], axis=0)
+        for n in range(k + 1):
+            by_length[k - 1, n] = np.sum(starts[k - 1] * (np.minimum(made, k) == n), axis=0)
+    rounds = starts.sum(axis=1)
+    proposed = np.einsum("knr,n->kr", by_length, np.arange(max_k + 1.0))
+    return Replay(
+        rounds=rounds,
+        emitted=rounds + accepted.sum(axis=1),
+        reached=reached,
+        accepted=accepted,
+        proposed=proposed,
+        rounds_by_length=by_length,
+        starts=starts,
+    )

@@ -1,0 +1,197 @@
+"""The skill file: an agent skill in Markdown that an engineer can act on. Every number is the recommendation's."""
+
+from collections.abc import Iterable, Sequence
+
+import yaml
+
+from spectune.engines import EngineConfig
+from spectune.plan import Candidate, CategoryAnswer, Recommendation, TemperatureAnswer
+from spectune.stats import Interval
+
+_CANDIDATES_SHOWN = 24
+
+
+def skill_markdown(recommendation: Recommendation, configs: Sequence[EngineConfig]) -> str:
+    """The whole file: verdict, settings and configs first, evidence after."""
+    sections = [
+        _front_matter(recommendation),
+        f"# Speculative tuning: {recommendation.applies_to.target}",
+        f"**{headline(recommendation)}**",
+        _settings(recommendation),
+        _configs(recommendation, configs),
+        _fallback(recommendation),
+        _reasons(recommendation),
+        _temperatures(recommendation.by_temperature),
+        _categories(recommendation.by_category),
+        _candidates(recommendation),
+        _how_sure(recommendation),
+        _applies_to(recommendation),
+        f"## Reproduce\n\n```sh\n{recommendation.reproduce}\n```",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def headline(recommendation: Recommendation) -> str:
+    """The verdict in one sentence; a speed-up names the engine it was measured in."""
+    best, where = recommendation.best_candidate, _where(recommendation)
+    at = f"at T = {recommendation.temperature:g}"
+    setting = f"{best.draft}, K = {best.num_speculative_tokens}"
+    gain = f"{interval_text(recommendation.speedup, '×')} over plain decoding ({where})"
+    if recommendation.verdict == "speculate":
+        return f"Speculate with {setting}, {at}: {gain}."
+    if recommendation.verdict == "plain":
+        return f"Decode plainly {at}: the best setting tried, {setting}, reaches {gain}."
+    return f"Not enough data to decide {at}: the best setting tried, {setting}, reaches {gain}. Decode plainly meanwhile."
+
+
+def interval_text(interval: Interval, unit: str = "") -> str:
+    """`1.19× [1.10, 1.29]`; without an interval, the point alone."""
+    if interval.low is None or interval.high is None:
+        return f"{interval.estimate:.2f}{unit} [no interval]"
+    return f"{interval.estimate:.2f}{unit} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _where(recommendation: Recommendation) -> str:
+    applies = recommendation.applies_to
+    return f"measured in {applies.engine}'s own loop on {applies.device}, {applies.dtype}, batch {applies.batch}"
+
+
+def _front_matter(recommendation: Recommendation) -> str:
+    applies = recommendation.applies_to
+    description = (
+        f"Whether and how to use speculative decoding with {applies.target} on {applies.hardware} for workload "
+        f"{applies.workload}. Read before setting or changing a draft, num_speculative_tokens, or a temperature "
+        "in a serving config for this model."
+    )
+    fields = {"name": "speculative-tuning", "description": description}
+    return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)}---"
+
+
+def _settings(recommendation: Recommendation) -> str:
+    gate, alpha = recommendation.temperature_gate, recommendation.break_even_alpha
+    rows = [
+        ("draft", recommendation.draft or "none"),
+        ("num_speculative_tokens (K)", _or_none(recommendation.num_speculative_tokens)),
+        ("tree width", str(recommendation.tree_width)),
+        ("speculate up to temperature", _or_none(gate.speculate_up_to)),
+        ("decode plainly from temperature", _or_none(gate.plain_from, "none of those measured")),
+        ("speed-up", interval_text(recommendation.speedup, "×")),
+        ("tokens per round, bonus included", interval_text(recommendation.best_candidate.acceptance_length)),
+        ("break-even acceptance", "none: even a perfect draft loses" if alpha is None else f"{alpha:.2f}"),
+    ]
+    return "## Settings\n\n" + _table(("setting", "value"), rows)
+
+
+def _or_none(value: float | None, absent: str = "none") -> str:
+    return absent if value is None else f"{value:g}"
+
+
+def _configs(recommendation: Recommendation, configs: Sequence[EngineConfig]) -> str:
+    lead = {
+        "speculate": "Costs differ between engines: measure before you trust a speed-up there.",
+        "plain": "Plain decoding needs no setting here. Costs differ between engines; this is the candidate to measure there.",
+        "insufficient-data": "Nothing to set yet. Costs differ between engines; this is the candidate to measure there.",
+    }[recommendation.verdict]
+    return "\n\n".join([f"## Configs to paste\n\n{lead}", *map(_config, configs)])
+
+
+def _config(config: EngineConfig) -> str:
+    notes = "; ".join(config.notes)
+    return (
+        f"### {config.engine} (checked against {config.checked_against})\n\n"
+        f"```{config.language}\n{config.text}\n```\n\n"
+        f"{config.acceptance_length:.2f} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
+    )
+
+
+def _fallback(recommendation: Recommendation) -> str:
+    rule = recommendation.fallback
+    if rule is None:
+        return f"## When to fall back\n\nNo rule: {recommendation.fallback_reason}."
+    return (
+        "## When to fall back\n\n"
+        f"Decode plainly when tokens per round stay below {rule.acceptance_length_below:.2f} over "
+        f"{rule.window_requests} finished requests ({recommendation.fallback_reason}). Then try again from time to time."
+    )
+
+
+def _reasons(recommendation: Recommendation) -> str:
+    return "## Why\n\n" + "\n".join(f"- {reason}" for reason in recommendation.reasons)
+
+
+def _temperatures(answers: Sequence[TemperatureAnswer]) -> str:
+    rows = [
+        (f"{a.temperature:g}", a.verdict, a.best_candidate.draft, str(a.best_candidate.num_speculative_tokens),
+         interval_text(a.speedup, "×"))
+        for a in answers
+    ]  # fmt: skip
+    return "## By temperature\n\n" + _table(("T", "verdict", "best candidate", "K", "speed-up [95%]"), rows)
+
+
+def _categories(answers: Sequence[CategoryAnswer]) -> str:
+    rows = [
+        (a.category, str(a.prompts), "no data" if a.acceptance_length is None else f"{a.acceptance_length:.2f}",
+         "no data" if a.speedup is None else interval_text(a.speedup, "×"), a.published or "")
+        for a in answers
+    ]  # fmt: skip
+    header = ("category", "prompts", "tokens per round", "speed-up [95%]", "published elsewhere")
+    note = "The best candidate on each kind of text. Few prompts each: the intervals are wide, and none of them decides."
+    return f"## By category\n\n{note}\n\n{_table(header, rows)}"
+
+
+def _candidates(recommendation: Recommendation) -> str:
+    fastest = sorted(recommendation.candidates, key=lambda c: -c.speedup.estimate)[:_CANDIDATES_SHOWN]
+    shown = [c for c in recommendation.candidates if c in fastest]
+    header = ("draft", "K", "T", "tokens per round [95%]", "verify", "draft time", "round", "speed-up [95%]")
+    return "## What was tried\n\n" + _table(header, map(_candidate, shown))
+
+
+def _candidate(candidate: Candidate) -> tuple[str, ...]:
+    return (
+        candidate.draft,
+        str(candidate.num_speculative_tokens),
+        f"{candidate.temperature:g}",
+        interval_text(candidate.acceptance_length),
+        *(f"{seconds:.4f} s" for seconds in (candidate.verify_s, candidate.draft_s, candidate.round_s)),
+        interval_text(candidate.speedup, "×"),
+    )
+
+
+def _how_sure(recommendation: Recommendation) -> str:
+    best = recommendation.best_candidate
+    lines = [
+        f"The 95% interval counts prompts as the unit ({best.effective_prompts:.1f} effective) and includes the spread "
+        "of the timings. It is a prediction: no speculative decoding was run to confirm it.",
+        f"To speculate, its lower end must exceed {recommendation.min_gain:.2f}.",
+        *(
+            f"One α in (1 − α^(K+1))/(1 − α) for {fit.draft} at T = {fit.temperature:g}: {fit.alpha:.2f}, "
+            f"off by up to {fit.largest_error:.3f} of the tokens per round."
+            for fit in recommendation.formula
+        ),
+        *(f"{notice.code}: {notice.message}; {notice.advice}." for notice in recommendation.warnings),
+    ]
+    return "## How sure\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _applies_to(recommendation: Recommendation) -> str:
+    applies = recommendation.applies_to
+    versions = ", ".join(f"{name} {version}" for name, version in applies.versions.items())
+    rows = [
+        ("target", applies.target),
+        ("hardware", f"{applies.hardware}; {applies.device}, {applies.threads} threads, {applies.dtype}"),
+        ("engine", f"{applies.engine} ({versions})"),
+        ("load", f"batch {applies.batch}, {applies.context_tokens} tokens of context"),
+        ("workload", f"{applies.workload}, {applies.profiled_prompts} prompts, up to {applies.max_new_tokens} new tokens"),
+        ("sampling", f"top_p {applies.top_p:g}, top_k {applies.top_k}"),
+        ("measured", applies.profile_created_at),
+    ]
+    return (
+        "## What it applies to\n\n"
+        + _table(("", ""), rows)
+        + "\n\nAnother model, draft, text, temperature, batch, context, engine or machine can change the answer: profile again."
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

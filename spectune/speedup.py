@@ -1,0 +1,97 @@
+"""Expected tokens, speed-up, best K and break-even α: the pure formulas.
+
+Source: Leviathan et al. 2023, arXiv 2211.17192, equation 1 and theorem 3.8.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+from spectune.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedupRow:
+    """One K of a what-if table; `speedup` is over plain decoding."""
+
+    num_speculative_tokens: int
+    expected_tokens: float
+    speedup: float
+
+
+def _checked(name: str, value: float, low: float, high: float) -> float:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ConfigError(f"{name} is {value}", f"give a number from {low:g} to {high:g}")
+    return value
+
+
+def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
+    """Tokens of one round with i.i.d. acceptance: (1 − α^(K+1))/(1 − α), bonus included.
+
+    Raises: ConfigError for α outside [0, 1] or K < 0.
+    """
+    _checked("alpha", alpha, 0.0, 1.0)
+    _checked("num_speculative_tokens", num_speculative_tokens, 0, math.inf)
+    if alpha == 1.0:
+        return float(num_speculative_tokens + 1)
+    # −expm1((K+1)·log α) keeps its digits where α is close to 1
+    log_alpha = math.log(alpha) if alpha > 0 else -math.inf
+    return -math.expm1((num_speculative_tokens + 1) * log_alpha) / (1.0 - alpha)
+
+
+def round_cost(cost_ratio: float, num_speculative_tokens: int) -> float:
+    """Time of a round in plain steps under the formula's assumption: K·c + 1, c = cost_q/cost_p."""
+    _checked("cost_ratio", cost_ratio, 0.0, math.inf)
+    return num_speculative_tokens * cost_ratio + 1.0
+
+
+def speedup_rows(alpha: float, round_costs: dict[int, float]) -> list[SpeedupRow]:
+    """Speed-up at each K, for rounds that take `round_costs[K]` plain steps."""
+    return [
+        SpeedupRow(num_speculative_tokens=k, expected_tokens=tokens, speedup=tokens / cost)
+        for k, cost in sorted(round_costs.items())
+        for tokens in [expected_tokens(alpha, k)]
+    ]
+
+
+def best_row(rows: list[SpeedupRow]) -> SpeedupRow:
+    """The K with the largest speed-up; the smallest such K; K = 0 where none beats plain decoding."""
+    plain = SpeedupRow(num_speculative_tokens=0, expected_tokens=1.0, speedup=1.0)
+    return max([plain, *rows], key=lambda row: (row.speedup, -row.num_speculative_tokens))
+
+
+def best_k(alpha: float, cost_ratio: float, max_k: int) -> int:
+    """Best K in 0..max_k at acceptance α and cost ratio c; 0 means plain decoding."""
+    costs = {k: round_cost(cost_ratio, k) for k in range(1, max_k + 1)}
+    return best_row(speedup_rows(alpha, costs)).num_speculative_tokens
+
+
+def break_even_alpha(num_speculative_tokens: int, round_cost_in_steps: float) -> float | None:
+    """The α at which a round of K tokens that takes that many plain steps neither gains nor loses.
+
+    None where no α ≤ 1 does: K + 1 tokens a round are then too few even for a perfect draft.
+    0.0 where the round is no longer than a plain step.
+    """
+    _checked("round cost", round_cost_in_steps, 0.0, math.inf)
+    if round_cost_in_steps > num_speculative_tokens + 1:
+        return None
+    if round_cost_in_steps <= 1.0:
+        return 0.0
+
+    def gain(alpha: float) -> float:
+        return expected_tokens(alpha, num_speculative_tokens) - round_cost_in_steps
+
+    return 1.0 if gain(1.0) <= 0 else float(brentq(gain, 0.0, 1.0, xtol=1e-12))
+
+
+def fitted_alpha(acceptance_lengths: dict[int, float]) -> float:
+    """The single α whose (1 − α^(K+1))/(1 − α) is closest to the measured τ(K), in squared log error."""
+    measured = np.log(list(acceptance_lengths.values()))
+
+    def misfit(alpha: float) -> float:
+        model = np.log([expected_tokens(alpha, k) for k in acceptance_lengths])
+        return float(np.sum((model - measured) ** 2))
+
+    return float(minimize_scalar(misfit, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-9}).x)
