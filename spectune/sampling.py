@@ -66,7 +66,7 @@ def log_probabilities(
     probs: Tensor,  # [rows, vocab]
     token_ids: Tensor,  # [rows, 1]
 ) -> Tensor:  # [rows]
-    """log of each row's probability of its token, NO_MASS_LOGPROB where it has none."""
+    """Log of each row's probability of its token, NO_MASS_LOGPROB where it has none."""
     return probs.gather(-1, token_ids)[:, 0].log().clamp(min=NO_MASS_LOGPROB)
 
 

@@ -4,7 +4,6 @@ import os
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 import spectune
@@ -13,10 +12,11 @@ from spectune.cli.recommend import recommend
 from spectune.cli.what_if import what_if
 from spectune.errors import SpectuneError
 
+_INTERRUPTED = 130  # what typer, too, makes of Ctrl-C
+
 app = typer.Typer(
     name="spectune",
     help="Whether and how to use speculative decoding, told from measurement on your own machine.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -49,22 +49,22 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Exit code of one invocation."""
     try:
-        return app(arguments, prog_name="spectune", standalone_mode=False) or 0
+        code = app(arguments or ["--help"], prog_name="spectune", standalone_mode=False) or 0
+        return _interrupted() if code == _INTERRUPTED else int(code)
     except SpectuneError as error:
         return _fail(error.problem, error.remedy, error.exit_code)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message(), file=sys.stderr)
-        return 2
-    except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "spectune"
-        return _fail(error.format_message(), f"{command} --help", 2)
-    except click.ClickException as error:
-        return _fail(error.format_message(), "spectune --help", 2)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted; nothing was written", "run the same command again", 130)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        return _fail(error.format_message(), f"{context.command_path if context else 'spectune'} --help", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _interrupted() -> int:
+    return _fail("interrupted; nothing was written", "run the same command again", _INTERRUPTED)
 
 
 def _fail(problem: str, remedy: str, exit_code: int) -> int:

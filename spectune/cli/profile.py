@@ -4,6 +4,8 @@ import logging
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -27,10 +29,14 @@ def profile(
     ] = "builtin",
     temperature: Annotated[
         list[float] | None,
-        typer.Option(metavar="T", help="Sampling temperature, 0 = greedy. Repeatable. Default: 0, 1 and the target's own."),
+        typer.Option(
+            metavar="T", help="Sampling temperature, 0 = greedy. Repeatable. Default: 0, 1 and the target's own."
+        ),
     ] = None,
     max_k: Annotated[int, typer.Option(metavar="K", help="Largest num_speculative_tokens, in tokens.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Length of each recorded continuation, in tokens.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Length of each recorded continuation, in tokens.")
+    ] = 64,
     budget_s: Annotated[float, typer.Option(metavar="S", help="Time for measuring costs, in seconds.")] = 60.0,
     device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1, …")] = "auto",
     dtype: Annotated[str, typer.Option(metavar="T", help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -66,8 +72,8 @@ def profile(
     )
     with tempfile.TemporaryDirectory() as folder, TerminalProgress() as progress:
         run_log = Path(folder) / "run.log"
-        _start_logging(run_log, verbose)
-        measured = measure_profile(request, progress, run_log)
+        with _logging_to(run_log, verbose):
+            measured = measure_profile(request, progress, run_log)
     console = progress.console
     settings = fit_settings(measured)
     console.print()
@@ -76,11 +82,20 @@ def profile(
     console.print(f"saved {output} · next: spectune recommend {shlex.quote(str(output))}", markup=False, soft_wrap=True)
 
 
-def _start_logging(run_log: Path, verbose: bool) -> None:
+@contextmanager
+def _logging_to(run_log: Path, verbose: bool) -> Iterator[None]:
+    """The log of this run, and of no other."""
     logger = logging.getLogger("spectune")
     logger.setLevel(logging.INFO)
-    logger.handlers = [logging.FileHandler(run_log, encoding="utf-8")]
+    handlers: list[logging.Handler] = [logging.FileHandler(run_log, encoding="utf-8")]
     if verbose:
-        logger.addHandler(logging.StreamHandler())
-    for handler in logger.handlers:
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()

@@ -21,7 +21,9 @@ def recommend(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a profile.")],
     temperature: Annotated[
         float | None,
-        typer.Option(metavar="T", help="Temperature of the headline verdict. Default: the target's own, else the lowest."),
+        typer.Option(
+            metavar="T", help="Temperature of the headline verdict. Default: the target's own, else the lowest."
+        ),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="File to write the skill to.")
@@ -66,7 +68,9 @@ def write_whole(path: Path, text: str) -> None:
         os.replace(partial, path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise ConfigError(f"{path} cannot be written: {(error.strerror or '').lower()}", "give another file with -o") from error
+        raise ConfigError(
+            f"{path} cannot be written: {(error.strerror or '').lower()}", "give another file with -o"
+        ) from error
 
 
 def _summary(decided: "Recommendation", output: Path) -> str:

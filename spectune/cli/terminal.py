@@ -47,8 +47,9 @@ class TerminalProgress:
     def advance(self, amount: float, note: str = "") -> None:
         """Part of the current stage is done."""
         assert self._task is not None, "advance before start"
-        fields = {"note": note} if note else {}
-        self._bars.update(self._task, advance=amount, **fields)
+        self._bars.advance(self._task, amount)
+        if note:
+            self._bars.update(self._task, note=note)
 
     def say(self, text: str) -> None:
         """A line worth reading."""
@@ -67,8 +68,8 @@ def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequ
         console.print(_settings_table(temperature, mine))
         for fit in formula:
             if fit.temperature == temperature:
-                text = f"formula (1−α^(K+1))/(1−α) for {fit.draft}, α = {fit.alpha:.2f}: off by up to {fit.largest_error:.0%}"
-                console.print(text, markup=False, soft_wrap=True)
+                error = f"α = {fit.alpha:.2f}: off by up to {fit.largest_error:.0%}"
+                console.print(f"formula (1−α^(K+1))/(1−α), {fit.draft}, {error}", markup=False, soft_wrap=True)
         console.print()
 
 
@@ -102,5 +103,3 @@ def show_warnings(console: Console, warnings: Sequence["Notice"]) -> None:
     for warning in warnings:
         console.print(f"  {warning.code:<9} {warning.message}; {warning.advice}", markup=False, soft_wrap=True)
     console.print()
-
-

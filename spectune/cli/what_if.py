@@ -18,9 +18,14 @@ def what_if(
     ] = None,
     round_s: Annotated[
         list[float] | None,
-        typer.Option(metavar="Y", help="Measured round, in seconds. One: at K = --max-k (1 if not given). Repeated: at K = 1, 2, …"),
+        typer.Option(
+            metavar="Y",
+            help="Measured round, in seconds. One: at K = --max-k (1 if not given). Repeated: at K = 1, 2, …",
+        ),
     ] = None,
-    max_k: Annotated[int | None, typer.Option(metavar="N", help="Largest K of the table, in tokens. Default: 16.")] = None,
+    max_k: Annotated[
+        int | None, typer.Option(metavar="N", help="Largest K of the table, in tokens. Default: 16.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Price a draft by the formula (1 − α^(K+1))/(1 − α), from a cost ratio or from measured times."""
@@ -73,7 +78,9 @@ def _text(result: dict[str, Any]) -> str:
     best, k = result["best"], result["break_even_num_speculative_tokens"]
     for row in result["rows"]:
         mark = "  ← best" if row["num_speculative_tokens"] == best["num_speculative_tokens"] else ""
-        lines.append(f"{row['num_speculative_tokens']:>4}  {row['expected_tokens']:>12.3f}  {row['speedup']:>8.3f}{mark}")
+        lines.append(
+            f"{row['num_speculative_tokens']:>4}  {row['expected_tokens']:>12.3f}  {row['speedup']:>8.3f}{mark}"
+        )
     alpha = result["break_even_alpha"]
     if best["num_speculative_tokens"] == 0:
         lines.append("plain decoding is fastest: no K reaches 1.0×")

@@ -31,7 +31,7 @@ class DraftModel:
         return DraftModelSequence(self.scorer, rng)
 
     def evidence(self, continuations: Sequence[Continuation], max_k: int) -> list[Evidence]:
-        """log q(x), argmax, rank (and Σ min(p, q)) at every position, teacher-forced: one pass gives every K."""
+        """Log q(x), argmax, rank (and Σ min(p, q)) at every position, teacher-forced: one pass gives every K."""
         del max_k
         assert self._model is not None, "evidence needs a language model"
         found: dict[int, Evidence] = {}

@@ -77,4 +77,3 @@ def _suffix_matches(token_ids: np.ndarray, longest: int) -> np.ndarray:
             break
         matches += alive
     return matches
-

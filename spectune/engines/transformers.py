@@ -35,10 +35,7 @@ def _sampling(recommendation: Recommendation) -> str:
     if recommendation.temperature == 0.0:
         return "do_sample=False"
     applies = recommendation.applies_to
-    return (
-        f"do_sample=True, temperature={recommendation.temperature:g}, "
-        f"top_p={applies.top_p:g}, top_k={applies.top_k}"
-    )
+    return f"do_sample=True, temperature={recommendation.temperature:g}, top_p={applies.top_p:g}, top_k={applies.top_k}"
 
 
 def _assisted(draft: str, num_speculative_tokens: int, sampling: str) -> str:

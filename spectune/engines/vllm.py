@@ -31,12 +31,12 @@ def config(recommendation: Recommendation) -> EngineConfig:
             rule = "rejection"
             settings["draft_sample_method"] = "probabilistic"
     settings["num_speculative_tokens"] = best.num_speculative_tokens
-    command = f"vllm serve {shlex.quote(recommendation.applies_to.target)} \\\n  --speculative-config {shlex.quote(json.dumps(settings))}"
+    target, value = shlex.quote(recommendation.applies_to.target), shlex.quote(json.dumps(settings))
     return EngineConfig(
         engine="vLLM",
         checked_against=CHECKED_AGAINST,
         language="sh",
-        text=command,
+        text=f"vllm serve {target} \\\n  --speculative-config {value}",
         acceptance_rule=rule,
         acceptance_length=lengths[rule],
         notes=[SPEEDUP_NOT_MEASURED, "requests with min_p or logit_bias are refused under speculation"],

@@ -50,7 +50,10 @@ class CostSettings:
 def cost_table(
     target: LanguageModel, drafts: dict[str, Drafter], settings: CostSettings, progress: Progress
 ) -> pd.DataFrame:
-    """Raw samples as profile.COSTS_SCHEMA has them: passes until every median is known within ±3% or the budget ends."""
+    """Raw samples as profile.COSTS_SCHEMA has them.
+
+    Passes go on until every median is known within ±3% or the budget ends.
+    """
     progress.start("costs", settings.budget_s, "s")
     began = perf_counter()
     cells = _cells(target, drafts, settings)
@@ -75,7 +78,7 @@ def noisiest(costs: pd.DataFrame) -> tuple[str, float]:
     for key, group in costs.groupby(keys, dropna=False):
         width = _relative_noise(group["seconds"].to_numpy(), plain_s)
         if width > worst[1]:
-            name = {"cost_p": "verify n", "cost_q": "draft n", "overhead": "overhead K"}[key[0]]
+            name = {"cost_p": "verify n", "cost_q": "draft n", "overhead": "overhead K"}[str(key[0])]
             worst = (f"{name} = {key[3]}", width)
     return worst
 
@@ -120,7 +123,7 @@ def _table(cells: list[Cell], samples: dict[int, list[float]], context_tokens: i
 def _cells(target: LanguageModel, drafts: dict[str, Drafter], settings: CostSettings) -> list[Cell]:
     scorer, stopwatch = ModelScorer(target), Stopwatch(target.device)
     verify = _forward_cells("cost_p", None, scorer, range(1, settings.max_k + 2), settings, stopwatch)
-    plain = _overhead_cells(None, _Scripted(), target, [0], settings)
+    plain = _overhead_cells(None, None, target, [0], settings)
     depths = sorted({1, min(4, settings.max_k), settings.max_k})
     cells = [*verify, *plain]
     for spec, drafter in drafts.items():
@@ -130,7 +133,7 @@ def _cells(target: LanguageModel, drafts: dict[str, Drafter], settings: CostSett
             cells += _overhead_cells(spec, drafter, target, depths, settings)
         else:
             cells.append(_lookup_cell(spec, drafter, settings))
-            cells += _overhead_cells(spec, _Scripted(), target, depths, settings)
+            cells += _overhead_cells(spec, None, target, depths, settings)
     return cells
 
 
@@ -161,7 +164,7 @@ def _lookup_cell(spec: str, drafter: Drafter, settings: CostSettings) -> Cell:
 
 
 def _overhead_cells(
-    spec: str | None, drafter: Drafter, target: LanguageModel, depths: Sequence[int], settings: CostSettings
+    spec: str | None, drafter: DraftModel | None, target: LanguageModel, depths: Sequence[int], settings: CostSettings
 ) -> list[Cell]:
     """A real round less its forwards, greedy and (where asked for) sampled."""
     measured = {sampling.greedy: sampling for sampling in reversed(settings.samplings)}
@@ -191,7 +194,7 @@ class Stopwatch:
             began = perf_counter()
             work()
             return perf_counter() - began
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(self._device)
         begin.record()
         work()
@@ -203,15 +206,15 @@ class Stopwatch:
 class _TimedRounds:
     """Real rounds from one context, with the time spent in forwards known."""
 
-    def __init__(self, target: LanguageModel, drafter: Drafter, settings: CostSettings) -> None:
+    def __init__(self, target: LanguageModel, drafter: DraftModel | None, settings: CostSettings) -> None:
         self._context = settings.context_token_ids
         self._rng = np.random.default_rng(settings.seed)
         self._forwards = _ForwardClock(Stopwatch(target.device))
         self._sequence = _TimedSequence(ModelScorer(target).open(), self._forwards)
         self._sequence.extend(self._context[:-1])
-        if isinstance(drafter, DraftModel):
-            drafter = DraftModel(_TimedScorer(drafter.scorer, self._forwards))
-        self._drafting = drafter.open(self._rng)
+        self._drafting: Drafting = _Scripted()
+        if drafter is not None:
+            self._drafting = DraftModel(_TimedScorer(drafter.scorer, self._forwards)).open(self._rng)
 
     def overhead_s(self, num_speculative_tokens: int, sampling: Sampling) -> float:
         """Seconds of one round outside its forwards."""
@@ -260,13 +263,6 @@ class _TimedScorer:
 class _Scripted:
     """Proposes as many tokens as asked, at once: what is left of a round is the loop's own time."""
 
-    def open(self, rng: np.random.Generator) -> Drafting:
-        del rng
-        return self
-
     def propose(self, token_ids: Sequence[int], max_tokens: int, sampling: Sampling) -> Proposal:
         del sampling
         return Proposal(draft_token_ids=list(token_ids[:max_tokens]))
-
-    def evidence(self, *_: object) -> list[object]:  # type: ignore[override]
-        raise NotImplementedError

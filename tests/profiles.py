@@ -1,0 +1,182 @@
+"""Profiles made up for tests: a tape of random tokens, a draft that matches with a known probability, given costs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from spectune.profile import Profile, save_profile
+
+CATEGORIES = ("code", "chat", "creative")
+NGRAM = "ngram:min=1,max=4"
+
+
+def manifest(
+    temperatures: tuple[float, ...], max_k: int, drafts: list[dict[str, Any]], **changes: Any
+) -> dict[str, Any]:
+    model = {
+        "name": "toy",
+        "architecture": "ToyForCausalLM",
+        "parameters": 1000,
+        "dtype": "float32",
+        "vocab_size": 50,
+        "max_positions": 1024,
+        "revision": None,
+        "digest": None,
+    }
+    return {
+        "schema_version": 1,
+        "spectune_version": "0.1.0",
+        "created_at": "2026-11-30T00:00:00+00:00",
+        "seed": 0,
+        "environment": {
+            "hardware": "toy cpu",
+            "device": "cpu",
+            "threads": 1,
+            "dtype": "float32",
+            "platform": "Linux",
+            "versions": {"torch": "2.13.0"},
+            "git_commit": None,
+            "load_average": None,
+        },
+        "workload": {
+            "name": "toy.jsonl",
+            "hash": "0" * 64,
+            "prompts": 48,
+            "held_out": 12,
+            "categories": {"code": 16, "chat": 16, "creative": 16},
+            "chat_template_digest": None,
+        },
+        "target": model,
+        "drafts": [{**draft, "model": model if draft["method"] == "draft_model" else None} for draft in drafts],
+        "settings": {
+            "temperatures": list(temperatures),
+            "default_temperature": None,
+            "top_p": 1.0,
+            "top_k": 0,
+            "max_k": max_k,
+            "max_new_tokens": 64,
+            "budget_s": 1.0,
+            "engine": "spectune",
+            "command": "spectune profile -o toy",
+        },
+        "counts": {"continuations": 0, "tokens": 0, "skipped_prompts": 0, "ended": 0, "repeating": {}},
+        "warnings": [],
+        **changes,
+    }
+
+
+def make_profile(
+    directory: Path,
+    acceptance: dict[float, float],  # temperature → α of the draft model
+    *,
+    plain_s: float = 0.1,
+    verify_s: float = 0.105,
+    draft_s: float = 0.01,
+    prompts: int = 36,
+    max_k: int = 4,
+    ngram_acceptance: float | None = None,
+    noise: float = 0.005,
+    **changes: Any,
+) -> Profile:
+    rng = np.random.default_rng(7)
+    drafts: list[dict[str, Any]] = [{"spec": "small", "method": "draft_model"}]
+    if ngram_acceptance is not None:
+        drafts.append({"spec": NGRAM, "method": "ngram", "min_tokens": 1, "max_tokens": 4})
+    tape, evidence = [], []
+    for temperature, alpha in acceptance.items():
+        for prompt in range(prompts):
+            row = len(tape)
+            tape.append(_continuation(row, prompt, temperature, rng))
+            evidence.append(_draft_model_row(row, tape[-1]["token_ids"], temperature, alpha, rng))
+            if ngram_acceptance is not None:
+                evidence.append(_ngram_row(row, ngram_acceptance, max_k, rng))
+    tables = {
+        "tape": pd.DataFrame.from_records(tape),
+        "acceptance": pd.DataFrame.from_records(evidence),
+        "costs": _costs(drafts, tuple(acceptance), max_k, plain_s, verify_s, draft_s, noise, rng),
+    }
+    return save_profile(manifest(tuple(acceptance), max_k, drafts, **changes), tables, directory)
+
+
+def _continuation(row: int, prompt: int, temperature: float, rng: np.random.Generator) -> dict[str, Any]:
+    return {
+        "continuation": row,
+        "prompt_id": f"{prompt:064x}",
+        "category": CATEGORIES[prompt % 3],
+        "temperature": temperature,
+        "end": "cut",
+        "prompt_token_ids": [1, 2, 3],
+        "token_ids": rng.integers(0, 50, 64).tolist(),
+        "logprobs": np.full(64, 0.0 if temperature == 0 else -1.0, np.float32),
+        "entropies": np.full(64, 1.0, np.float32),
+        "top1_probs": np.full(64, 0.5, np.float32),
+    }
+
+
+def _draft_model_row(
+    row: int, token_ids: list[int], temperature: float, alpha: float, rng: np.random.Generator
+) -> dict[str, Any]:
+    hit = rng.random(64) < alpha
+    ratio = np.where(temperature == 0, np.where(hit, 0.0, -1e4), np.log(max(alpha, 1e-9)) - 1.0)
+    return {
+        "draft": "small",
+        "continuation": row,
+        "draft_logprobs": ratio.astype(np.float32),
+        "argmax_token_ids": np.where(hit, token_ids, 60).astype(np.int32),
+        "ranks": np.where(hit, 1, 5).astype(np.int32),
+        "overlaps": None,
+        "proposed_tokens": None,
+        "matched_tokens": None,
+    }
+
+
+def _ngram_row(row: int, alpha: float, max_k: int, rng: np.random.Generator) -> dict[str, Any]:
+    matched = np.minimum(rng.geometric(1 - alpha, 64) - 1 if alpha < 1 else np.full(64, max_k), max_k)
+    return {
+        "draft": NGRAM,
+        "continuation": row,
+        "draft_logprobs": None,
+        "argmax_token_ids": None,
+        "ranks": None,
+        "overlaps": None,
+        "proposed_tokens": np.full(64, max_k, np.int16),
+        "matched_tokens": matched.astype(np.int16),
+    }
+
+
+def _costs(
+    drafts: list[dict[str, Any]],
+    temperatures: tuple[float, ...],
+    max_k: int,
+    plain_s: float,
+    verify_s: float,
+    draft_s: float,
+    noise: float,
+    rng: np.random.Generator,
+) -> pd.DataFrame:
+    cells: list[tuple[str, str | None, float | None, int, float]] = [("cost_p", None, None, 1, plain_s)]
+    cells += [("cost_p", None, None, n, verify_s) for n in range(2, max_k + 2)]
+    classes = sorted({min(t for t in temperatures if (t == 0) == greedy) for greedy in {t == 0 for t in temperatures}})
+    cells += [("overhead", None, t, 0, 0.001) for t in classes]
+    for draft in drafts:
+        seconds = draft_s if draft["method"] == "draft_model" else 1e-4
+        cells += [("cost_q", draft["spec"], None, n, seconds) for n in (1, 2)[: 2 if seconds == draft_s else 1]]
+        cells += [("overhead", draft["spec"], t, k, 0.002) for t in classes for k in sorted({1, max_k})]
+    return pd.DataFrame.from_records(
+        [
+            {
+                "part": part,
+                "draft": draft,
+                "temperature": temperature,
+                "tokens": tokens,
+                "batch": 1,
+                "context_tokens": 100,
+                "measurement_pass": number,
+                "seconds": seconds * float(np.exp(rng.normal(0, noise))),
+            }
+            for part, draft, temperature, tokens, seconds in cells
+            for number in range(12)
+        ]
+    )

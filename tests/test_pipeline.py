@@ -1,0 +1,146 @@
+"""`spectune profile` on tiny checkpoints: the whole line, and every way it must refuse."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from spectune.cli.app import run
+from spectune.fit import fit_settings
+from spectune.profile import load_profile
+from tests.checkpoints import WORDS, save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return save_checkpoint(folder / "target"), save_checkpoint(folder / "draft", seed=1)
+
+
+@pytest.fixture
+def workload(tmp_path):
+    lines = [{"prompt": " ".join(WORDS[i : i + 5 + i % 7]), "category": "ab"[i % 2]} for i in range(20)]
+    (tmp_path / "w.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return str(tmp_path / "w.jsonl")
+
+
+def profile(models, workload, output, *options: str) -> int:
+    return run(
+        ["profile", "--target", models[0], "--workload", workload, "--max-k", "3", "--max-new-tokens", "12",
+         "--budget-s", "0.5", "-o", str(output), *options]
+    )  # fmt: skip
+
+
+def test_profile_then_recommend(models, workload, tmp_path, capsys) -> None:
+    output = tmp_path / "p"
+    code = profile(models, workload, output, "--draft", models[1], "--draft", "ngram", "--overlap", "--temperature", "0",
+                   "--temperature", "0.7")  # fmt: skip
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (0, "")
+    assert "next: spectune recommend" in captured.err
+    saved = load_profile(output)
+    assert len(saved.tape) == 2 * (20 - 2 * (10 // 4))
+    assert [draft.spec for draft in saved.manifest.drafts] == [models[1], "ngram:min=1,max=4"]
+    assert saved.manifest.target.digest
+    assert saved.manifest.environment.dtype == "float32" or torch.cuda.is_available()
+    assert "costs took" in (output / "run.log").read_text()
+    assert len(fit_settings(saved)) == 2 * 2 * 3
+    overlaps = np.concatenate(saved.acceptance["overlaps"].dropna().to_list())
+    assert ((overlaps >= 0) & (overlaps <= 1 + 1e-6)).all()
+    assert run(["recommend", str(output), "-o", str(tmp_path / "s.md")]) in (0, 4)
+
+
+def test_the_overlap_is_the_mean_acceptance_of_a_sampled_draft(models, workload, tmp_path) -> None:
+    profile(models, workload, tmp_path / "p", "--draft", models[1], "--overlap", "--temperature", "1",
+            "--max-new-tokens", "64")  # fmt: skip
+    saved = load_profile(tmp_path / "p")
+    ratio = np.concatenate(saved.acceptance["draft_logprobs"]) - np.concatenate(saved.tape["logprobs"])
+    accept, overlap = np.exp(np.minimum(ratio, 0)), np.concatenate(saved.acceptance["overlaps"])
+    difference = accept - overlap  # zero in expectation at every position
+    assert abs(difference.mean()) < 3.5 * difference.std() / np.sqrt(len(difference))
+
+
+def test_the_tape_is_the_same_twice(models, workload, tmp_path) -> None:
+    for name in ("a", "b"):
+        profile(models, workload, tmp_path / name, "--seed", "3")
+    one, two = load_profile(tmp_path / "a"), load_profile(tmp_path / "b")
+    assert (tmp_path / "a" / "tape.parquet").read_bytes() == (tmp_path / "b" / "tape.parquet").read_bytes()
+    assert one.manifest.tables["acceptance"] == two.manifest.tables["acceptance"]
+    profile(models, workload, tmp_path / "b", "--seed", "4")  # replaces a profile
+    assert load_profile(tmp_path / "b").manifest.tables["tape"] != one.manifest.tables["tape"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "expected"),
+    [
+        (["--max-k", "0"], 2, "--max-k is 0"),
+        (["--max-k", "65"], 2, "--max-k is 65"),
+        (["--max-new-tokens", "3"], 2, "no complete round"),
+        (["--budget-s", "nan"], 2, "--budget-s is nan"),
+        (["--budget-s", "-1"], 2, "--budget-s is -1"),
+        (["--temperature", "nan"], 2, "temperature is nan"),
+        (["--temperature", "-1"], 2, "temperature is -1"),
+        (["--temperature", "inf"], 2, "temperature is inf"),
+        (["--seed", "-1"], 2, "--seed is -1"),
+        (["--device", "cuda:99"], 3, "no device 'cuda:99'"),
+        (["--dtype", "int4"], 2, "no dtype 'int4'"),
+        (["--draft", "ngram:min=5,max=3"], 2, "5 to 3 tokens"),
+        (["--draft", "ngram:min=x"], 2, "not understood"),
+        (["--draft", "no-such/model"], 2, "no model 'no-such/model'"),
+        (["--workload", "absent.jsonl"], 2, "absent.jsonl cannot be read"),
+        (["--max-new-tokens", "300"], 2, "no prompt fits the context"),
+    ],
+)
+def test_wrong_options_are_two_lines_and_leave_nothing(
+    models, workload, tmp_path, capsys, monkeypatch, options, code, expected
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert profile(models, workload, tmp_path / "p", *options) == code
+    captured = capsys.readouterr()
+    error, remedy = captured.err.splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert expected in error
+    assert remedy.startswith("try: ")
+    assert captured.out == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w.jsonl"]
+
+
+def test_another_tokenizer_is_refused(models, workload, tmp_path, capsys) -> None:
+    other = save_checkpoint(tmp_path / "m", words=["cat", *WORDS[1:]])
+    assert profile(models, workload, tmp_path / "p", "--draft", other) == 2
+    assert 'id 4 is "w0" in the target, "cat" in the draft' in capsys.readouterr().err
+
+
+def test_nan_weights_are_named_with_prompt_and_position(models, workload, tmp_path, capsys) -> None:
+    from spectune.models import load_model
+
+    broken = load_model(models[0], device=torch.device("cpu"))
+    broken.network.model.norm.weight.data[3] = float("nan")
+    broken.network.save_pretrained(tmp_path / "nan")
+    broken.tokenizer.save_pretrained(tmp_path / "nan")
+    assert profile((str(tmp_path / "nan"),), workload, tmp_path / "p") == 2
+    assert "gives non-finite logits on prompt" in capsys.readouterr().err
+    assert profile(models, workload, tmp_path / "p", "--draft", str(tmp_path / "nan")) == 2
+    assert "at position" in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
+
+
+def test_an_interrupt_is_one_clear_ending(models, workload, tmp_path) -> None:
+    command = [sys.executable, "-m", "spectune", "profile", "--target", models[0], "--workload", workload,
+               "--budget-s", "60", "--max-new-tokens", "200", "-o", str(tmp_path / "p")]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "drafts" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "error: interrupted; nothing was written" in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.glob("*p*"))

@@ -1,0 +1,230 @@
+"""Table-driven models whose laws can be enumerated, tiny random networks, and the tests that compare laws."""
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import transformers
+from scipy import stats
+from torch import Tensor
+
+from spectune.decode import speculative_decode
+from spectune.drafting import Drafter
+from spectune.models import LanguageModel, wrap_model
+
+torch.set_num_threads(1)  # on tensors this small a second thread only waits
+
+
+class TableScorer:
+    """Logits looked up by the last one or two tokens; `table` is [vocab, vocab] or [vocab, vocab, vocab]."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        self.table = torch.tensor(table, dtype=torch.float64)
+        self.order = table.ndim - 1
+
+    @property
+    def vocab_size(self) -> int:
+        return self.table.shape[-1]
+
+    def open(self) -> "TableSequence":
+        return TableSequence(self)
+
+
+class TableSequence:
+    """Remembers its tokens; before the first one stands token 0."""
+
+    def __init__(self, scorer: TableScorer) -> None:
+        self._scorer = scorer
+        self.token_ids: list[int] = []
+
+    def extend(self, token_ids: Sequence[int]) -> Tensor:
+        before = self.token_ids[-1] if self.token_ids else 0
+        self.token_ids.extend(token_ids)
+        if self._scorer.order == 1:
+            return self._scorer.table[list(token_ids)]
+        return self._scorer.table[[before, *token_ids[:-1]], list(token_ids)]
+
+    def crop(self, length: int) -> None:
+        del self.token_ids[length:]
+
+
+def random_table(seed: int, vocab: int, order: int, scale: float = 1.2) -> np.ndarray:
+    return np.random.default_rng(seed).normal(scale=scale, size=(vocab,) * (order + 1))
+
+
+def transformed_law(logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0) -> np.ndarray:
+    """The law after temperature, top-k and top-p, token by token; written without the package's transform."""
+    weights = np.exp((logits - logits.max()) / temperature)
+    if top_k:
+        weights[weights < np.sort(weights)[-top_k]] = 0.0
+    law = weights / weights.sum()
+    kept, mass = np.zeros_like(law), 0.0
+    for token_id in sorted(range(len(law)), key=lambda token_id: -law[token_id]):
+        if mass >= top_p:
+            break
+        kept[token_id] = law[token_id]
+        mass += law[token_id]
+    return kept / kept.sum()
+
+
+def joint_law(
+    next_law: Callable[[list[int]], np.ndarray], prompt: Sequence[int], tokens: int
+) -> np.ndarray:  # [vocab] * tokens
+    """The law of the next `tokens` tokens, by enumeration; `next_law` maps a sequence to its next token's law."""
+    vocab = len(next_law(list(prompt)))
+    joint = np.zeros((vocab,) * tokens)
+    for written in itertools.product(range(vocab), repeat=tokens):
+        mass = 1.0
+        for place, token_id in enumerate(written):
+            if mass > 0:
+                mass *= next_law([*prompt, *written[:place]])[token_id]
+        joint[written] = mass
+    return joint
+
+
+def speculative_counts(
+    target: object, draft: Drafter, prompt: Sequence[int], K: int, samples: int, shape: tuple[int, ...], **options
+) -> np.ndarray:
+    """How often each run of len(shape) tokens was decoded, one call with its own seed for each sample."""
+    counts = np.zeros(shape)
+    for seed in range(samples):
+        decoded = speculative_decode(target, draft, prompt, K, max_new_tokens=len(shape), seed=seed, **options)
+        counts[tuple(decoded.token_ids)] += 1
+    return counts
+
+
+def g_test(counts: np.ndarray, law: np.ndarray) -> float:
+    """p-value of the G-test; cells that expect fewer than 5 are pooled; 0 where an impossible outcome was seen."""
+    counts, law = counts.ravel(), law.ravel()
+    if counts[law == 0].any():
+        return 0.0
+    expected = law * counts.sum()
+    rare = expected < 5
+    if expected[rare].sum() > 0:
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    else:
+        counts, expected = counts[~rare], expected[~rare]
+    terms = counts * np.log(np.maximum(counts, 1e-300) / expected)
+    return float(stats.chi2.sf(2 * terms.sum(), len(counts) - 1))
+
+
+def divergences(counts: np.ndarray, law: np.ndarray) -> tuple[float, float]:
+    """KL(empirical ‖ law) and total variation; infinite KL where an impossible outcome was seen."""
+    empirical, law = counts.ravel() / counts.sum(), law.ravel()
+    seen = empirical > 0
+    with np.errstate(divide="ignore"):
+        kl = float(np.sum(empirical[seen] * np.log(empirical[seen] / law[seen])))
+    return kl, float(np.abs(empirical - law).sum() / 2)
+
+
+def sampling_floor(law: np.ndarray, samples: int) -> tuple[float, float]:
+    """Mean KL and total variation of as many plain samples of the law itself, by simulation."""
+    draws = np.random.default_rng(0).multinomial(samples, law.ravel() / law.sum(), size=400)
+    found = np.array([divergences(draw, law) for draw in draws])
+    return float(found[:, 0].mean()), float(found[:, 1].mean())
+
+
+VOCAB = 64
+_COMMON = {
+    "vocab_size": VOCAB,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_DECODER = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    **_COMMON,
+}
+SLIDING_WINDOW = 8
+ARCHITECTURES = {
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=512, **_COMMON)
+    ),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_DECODER)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=16, **_DECODER)),
+    "gemma": lambda: transformers.GemmaForCausalLM(transformers.GemmaConfig(head_dim=16, **_DECODER)),
+    "gemma3-sliding": lambda: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(
+            head_dim=16,
+            sliding_window=SLIDING_WINDOW,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            query_pre_attn_scalar=16,
+            **_DECODER,
+        )
+    ),
+}
+
+
+def tiny_network(architecture: str, seed: int = 0, scale: float = 3.0):
+    """A random network whose logits have about `scale` as standard deviation, so that no law is degenerate."""
+    torch.manual_seed(seed)
+    network = ARCHITECTURES[architecture]().eval()
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if weight.ndim == 2 and "embed" not in name and "wte" not in name:
+                weight.normal_(std=1 / weight.shape[-1] ** 0.5)
+            elif weight.ndim == 2:
+                weight.normal_(std=1.0)
+        probe = torch.randint(VOCAB, (4, 32))
+        network.get_output_embeddings().weight *= scale / network(input_ids=probe).logits.std()
+    return network
+
+
+def noisy_copy(network, noise: float, seed: int = 1):
+    """The same network with noise, relative to each weight's own spread, on every matrix."""
+    other = copy.deepcopy(network)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in other.parameters():
+            if weight.ndim == 2:
+                weight += noise * weight.std() * torch.randn(weight.shape, generator=generator)
+    return other
+
+
+def tiny_pair(
+    architecture: str, seed: int = 0, scale: float = 3.0, noise: float = 0.2
+) -> tuple[LanguageModel, LanguageModel]:
+    """A target and a draft that agrees with it now and then."""
+    network = tiny_network(architecture, seed, scale)
+    return wrap_model(network, name="target"), wrap_model(noisy_copy(network, noise), name="draft")
+
+
+@torch.inference_mode()
+def full_logits(model: LanguageModel, token_ids: Sequence[int]) -> Tensor:  # [length, vocab]
+    """Logits after every token from one forward without a cache."""
+    output = model.network(input_ids=torch.tensor([list(token_ids)]), use_cache=False)
+    return output.logits[0, :, : model.vocab_size]
+
+
+def greedy_reference(model: LanguageModel, prompt: Sequence[int], tokens: int) -> list[int]:
+    """Argmax decoding, every step a full forward without a cache."""
+    written: list[int] = []
+    for _ in range(tokens):
+        written.append(int(full_logits(model, [*prompt, *written])[-1].argmax()))
+    return written
+
+
+def random_prompts(count: int, length: int, seed: int = 0, vocab: int = VOCAB) -> list[list[int]]:
+    return np.random.default_rng(seed).integers(vocab, size=(count, length)).tolist()
+
+
+class SilentProgress:
+    """A Progress nobody watches."""
+
+    def start(self, stage: str, total: float, unit: str) -> None:
+        pass
+
+    def advance(self, amount: float, note: str = "") -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
