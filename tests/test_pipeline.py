@@ -38,8 +38,8 @@ def profile(models, workload, output, *options: str) -> int:
 
 def test_profile_then_recommend(models, workload, tmp_path, capsys) -> None:
     output = tmp_path / "p"
-    code = profile(models, workload, output, "--draft", models[1], "--draft", "ngram", "--overlap", "--temperature", "0",
-                   "--temperature", "0.7")  # fmt: skip
+    code = profile(models, workload, output, "--draft", models[1], "--draft", "ngram", "--overlap",
+                   "--temperature", "0", "--temperature", "0.7")  # fmt: skip
     captured = capsys.readouterr()
     assert (code, captured.out) == (0, "")
     assert "next: spectune recommend" in captured.err

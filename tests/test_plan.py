@@ -63,7 +63,7 @@ def test_few_prompts_never_decide(tmp_path) -> None:
 
 
 def test_an_interval_around_the_bound_does_not_decide(tmp_path) -> None:
-    answer = recommend(make_profile(tmp_path / "p", {0.0: 0.2}, prompts=14, draft_s=0.001, noise=0.08))
+    answer = recommend(make_profile(tmp_path / "p", {0.0: 0.08}, prompts=14, draft_s=0.001, noise=0.08))
     assert answer.speedup.low < 1.05 < answer.speedup.high
     assert answer.speedup.estimate > 1.05
     assert answer.verdict == "insufficient-data"

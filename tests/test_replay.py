@@ -665,12 +665,10 @@ def test_rounds_until_end_of_sequence_or_limit(k, first_start):
     counts = replay(rejection_of(model)(contexts, tokens), lengths, first_start=first_start)
     written = simulated.text[:, :LENGTH]
     simulated_lengths = np.where((written == eos).any(1), (written == eos).argmax(1) + 1, LENGTH)
-    one = np.ones(ROWS)
-    for mine, theirs in ((simulated.rounds, counts.rounds[k - 1]), (simulated_lengths, lengths)):
-        assert abs(errors_apart(ratio(mine, one), ratio(theirs, one))) < TOLERANCE
-    assert abs(
-        errors_apart(ratio(simulated_lengths, simulated.rounds), ratio(lengths, counts.rounds[k - 1]))
-    ) < TOLERANCE  # fmt: skip
+    one, rounds = np.ones(ROWS), counts.rounds[k - 1]
+    assert_agree(ratio(simulated.rounds, one), ratio(rounds, one), precision=0.02)
+    assert_agree(ratio(simulated_lengths, one), ratio(lengths, one), precision=0.02)
+    assert_agree(ratio(simulated_lengths, simulated.rounds), ratio(lengths, rounds))
 
 
 # ---------------------------------------------------------------- the recursion, row by row

@@ -57,7 +57,7 @@ def random_table(seed: int, vocab: int, order: int, scale: float = 1.2) -> np.nd
 def transformed_law(logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0) -> np.ndarray:
     """The law after temperature, top-k and top-p, token by token; written without the package's transform."""
     weights = np.exp((logits - logits.max()) / temperature)
-    if top_k:
+    if 0 < top_k < len(weights):
         weights[weights < np.sort(weights)[-top_k]] = 0.0
     law = weights / weights.sum()
     kept, mass = np.zeros_like(law), 0.0
