@@ -147,7 +147,7 @@ def _draft_model_accepts(
     if rule == "greedy_draft" or temperature == 0.0:
         greedy = _padded(evidence["argmax_token_ids"], -1) == _padded(tape["token_ids"], -2)
         return shifted(greedy.astype(np.float64), max_k)
-    target, draft = _padded(tape["logprobs"]), _padded(evidence["draft_logprobs"])
+    target, draft = _padded(tape["logprobs"]), _padded(evidence["draft_logprobs"], -np.inf)
     if rule == "exact_match":
         return shifted(accept_probabilities_exact_match(draft), max_k)
     if rule == "block":

@@ -1,8 +1,8 @@
 """Replay: what speculative decoding would have done on text that the target already wrote.
 
 Exact verification leaves the target's law untouched, so a recorded continuation *is* a speculative
-run's output; only which positions were accepted is open. Given the output, accepts are independent
-with probability w(s, j) for the j-th proposal of the round that starts at s. Two steps follow:
+run's output; only which positions were accepted is open. Given the output, the j-th proposal of a round
+that starts at s is accepted with probability w(s, j) once it is reached. Two steps follow:
 `accept_probabilities_*` give w for each acceptance rule, `replay` carries round starts along.
 
 Arrays are time-major, [T, K, rows]: a row is one continuation, position 0 its first token.
@@ -75,11 +75,12 @@ def accept_probabilities_block(
     """
     log_ratio = np.nan_to_num(target_logprobs - draft_logprobs, nan=np.inf, posinf=np.inf)
     ratio = shifted(log_ratio, max_k)  # log p/q
+    inside = shifted(np.ones_like(log_ratio), max_k)
     result = np.empty_like(ratio)
     log_carried = np.zeros_like(ratio[:, 0])
     for j in range(max_k):
         joint = log_carried + ratio[:, j]
-        result[:, j] = np.exp(np.minimum(0.0, -joint))
+        result[:, j] = np.exp(np.minimum(0.0, -joint)) * inside[:, j]
         log_carried = np.minimum(0.0, joint)
     return result
 
@@ -93,7 +94,8 @@ def accept_probability_sampled_siblings(
     """P(some sibling is accepted | output x) for i.i.d. sampled children under recursive rejection.
 
     Σ_i R_{i−1}·min(p_{i−1}, q)(x)/p(x), R the probability that all earlier siblings were rejected and
-    p_i the residual after i rejections. Needs full distributions: the rank of x understates it.
+    p_i the residual after i rejections. Needs full distributions: the rank of x misprices it, either way.
+    `token_id` is one that the target can emit, p(x) > 0.
     Source: SpecInfer, arXiv 2305.09781, multi-step speculative sampling.
     """
     residual, survive, mass = target_probs, 1.0, 0.0
@@ -120,7 +122,8 @@ def replay(
     A round at s that accepts m of its proposals starts the next one at s + m + 1: the recovered or bonus
     token is the (m+1)-th. A proposal that was not made counts as one that cannot be accepted, so drafts of
     varying length need no case of their own. To count complete rounds of cut text pass lengths − max_k
-    (one window for all K compared); to count what a server's clock sees pass the lengths.
+    (one window for all K compared). With counted_starts = lengths, `rounds` are what a server's clock sees and
+    τ is lengths/rounds: `emitted` then includes tokens of the last round beyond the end.
     """
     length, max_k, rows = accept_probabilities.shape
     made = np.full((length, rows), max_k) if proposed_tokens is None else np.minimum(proposed_tokens, max_k)

@@ -27,13 +27,18 @@ def _checked(name: str, value: float, low: float, high: float) -> float:
     return value
 
 
+def _checked_count(num_speculative_tokens: int) -> None:
+    if num_speculative_tokens != int(_checked("num_speculative_tokens", num_speculative_tokens, 0, 1e6)):
+        raise ConfigError(f"num_speculative_tokens is {num_speculative_tokens}", "give a whole number")
+
+
 def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
     """Tokens of one round with i.i.d. acceptance: (1 − α^(K+1))/(1 − α), bonus included.
 
     Raises: ConfigError for α outside [0, 1] or K < 0.
     """
     _checked("alpha", alpha, 0.0, 1.0)
-    _checked("num_speculative_tokens", num_speculative_tokens, 0, math.inf)
+    _checked_count(num_speculative_tokens)
     if alpha == 1.0:
         return float(num_speculative_tokens + 1)
     # −expm1((K+1)·log α) keeps its digits where α is close to 1
@@ -48,7 +53,9 @@ def round_cost(cost_ratio: float, num_speculative_tokens: int) -> float:
 
 
 def speedup_rows(alpha: float, round_costs: dict[int, float]) -> list[SpeedupRow]:
-    """Speed-up at each K, for rounds that take `round_costs[K]` plain steps."""
+    """Speed-up at each K, for rounds that take `round_costs[K]` > 0 plain steps."""
+    for cost in round_costs.values():
+        _checked("round cost", cost, 1e-9, 1e12)
     return [
         SpeedupRow(num_speculative_tokens=k, expected_tokens=tokens, speedup=tokens / cost)
         for k, cost in sorted(round_costs.items())
@@ -64,6 +71,8 @@ def best_row(rows: list[SpeedupRow]) -> SpeedupRow:
 
 def best_k(alpha: float, cost_ratio: float, max_k: int) -> int:
     """Best K in 0..max_k at acceptance α and cost ratio c; 0 means plain decoding."""
+    _checked("alpha", alpha, 0.0, 1.0)
+    _checked_count(max_k)
     costs = {k: round_cost(cost_ratio, k) for k in range(1, max_k + 1)}
     return best_row(speedup_rows(alpha, costs)).num_speculative_tokens
 
@@ -75,6 +84,7 @@ def break_even_alpha(num_speculative_tokens: int, round_cost_in_steps: float) ->
     0.0 where the round is no longer than a plain step.
     """
     _checked("round cost", round_cost_in_steps, 0.0, math.inf)
+    _checked_count(num_speculative_tokens)
     if round_cost_in_steps > num_speculative_tokens + 1:
         return None
     if round_cost_in_steps <= 1.0:
@@ -88,6 +98,10 @@ def break_even_alpha(num_speculative_tokens: int, round_cost_in_steps: float) ->
 
 def fitted_alpha(acceptance_lengths: dict[int, float]) -> float:
     """The single α whose (1 − α^(K+1))/(1 − α) is closest to the measured τ(K), in squared log error."""
+    if not acceptance_lengths:
+        raise ConfigError("no acceptance length is given", "give τ for at least one K")
+    for k, length in acceptance_lengths.items():
+        _checked(f"acceptance length at K = {k}", length, 1.0, k + 1 + 1e-6)
     measured = np.log(list(acceptance_lengths.values()))
 
     def misfit(alpha: float) -> float:
