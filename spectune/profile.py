@@ -7,6 +7,7 @@ are refused. Written under a temporary name, read back, then renamed.
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,11 +215,19 @@ def save_profile(
 
 
 def require_replaceable(directory: Path) -> None:
-    """Raises: ProfileError where `directory` is anything but absent, empty or a profile."""
+    """Raises: ProfileError where `directory` cannot be written, or is anything but absent, empty or a profile."""
     if directory.exists() and not directory.is_dir():
         raise ProfileError(f"{directory} is a file", "choose a directory with -o")
     if directory.is_dir() and any(directory.iterdir()) and not (directory / _MANIFEST).is_file():
         raise ProfileError(f"{directory} holds something else than a profile", "choose another directory with -o")
+    parent = next(folder for folder in directory.absolute().parents if folder.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=parent).cleanup()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ProfileError(
+            f"nothing can be written in {parent}: {reason}", "choose another directory with -o"
+        ) from error
 
 
 def load_profile(directory: Path) -> Profile:

@@ -102,7 +102,7 @@ def test_another_directory_is_never_overwritten(tmp_path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_text("cat")
     (tmp_path / "file").write_text("x")
-    for name in ("photos", "file"):
+    for name in ("photos", "file", "file/below"):
         with pytest.raises(ProfileError):
             save_profile({}, {}, tmp_path / name)
     assert (tmp_path / "photos" / "cat.png").read_text() == "cat"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from spectune.profile import Notice
 
 
+_NARROW_COLUMNS = 72
+
+
 class TerminalProgress:
     """One line for each stage: a bar with the time left, or on a pipe a line when it begins and ends."""
 
@@ -62,36 +65,46 @@ class TerminalProgress:
 
 
 def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequence["FormulaFit"]) -> None:
-    """A table for each temperature; the fastest setting is marked."""
-    for temperature in dict.fromkeys(setting.temperature for setting in settings):
-        mine = [setting for setting in settings if setting.temperature == temperature]
-        console.print(_settings_table(temperature, mine))
-        for fit in formula:
-            if fit.temperature == temperature:
-                error = f"α = {fit.alpha:.2f}: off by up to {fit.largest_error:.0%}"
-                console.print(f"formula (1−α^(K+1))/(1−α), {fit.draft}, {error}", markup=False, soft_wrap=True)
-        console.print()
+    """A table for each draft and temperature; the fastest setting at a temperature is marked."""
+    fastest = {
+        temperature: max((s for s in settings if s.temperature == temperature), key=lambda s: s.speedup.estimate)
+        for temperature in {setting.temperature for setting in settings}
+    }
+    for fit in sorted(formula, key=lambda fit: fit.temperature):
+        mine = [s for s in settings if (s.draft, s.temperature) == (fit.draft, fit.temperature)]
+        console.print(f"T = {fit.temperature:g} · {fit.draft}", style="bold", markup=False, soft_wrap=True)
+        console.print(_settings_table(mine, fastest[fit.temperature]))
+        error = f"α = {fit.alpha:.2f}: off by up to {fit.largest_error:.0%}"
+        console.print(f"formula (1−α^(K+1))/(1−α), {error}\n", markup=False, soft_wrap=True)
 
 
-def _settings_table(temperature: float, settings: Sequence["Setting"]) -> Table:
-    table = Table(box=None, title=f"T = {temperature:g}", title_justify="left", title_style="bold", pad_edge=False)
-    table.add_column("draft", overflow="fold")
-    for header in ("K", "tokens/round", "verify", "draft", "speed-up", "[95%]"):
-        table.add_column(header.replace("[", r"\["), justify="right")
-    table.add_column("")
-    fastest = max(settings, key=lambda setting: setting.speedup.estimate)
+def _settings_table(settings: Sequence["Setting"], fastest: "Setting") -> Table:
+    table = Table(box=None, pad_edge=False)
+    for header in ("K", "tokens/round", "verify", "draft", "speed-up", r"\[95%]", ""):
+        table.add_column(header, justify="right", no_wrap=True)
     for setting in settings:
-        text = interval_text(setting.speedup)
+        interval = interval_text(setting.speedup)
         table.add_row(
-            setting.draft.replace("[", r"\["),
             str(setting.num_speculative_tokens),
             f"{setting.acceptance_length.estimate:.2f}",
             f"{setting.verify_s * 1e3:.1f} ms",
             f"{setting.draft_s * 1e3:.1f} ms",
             f"{setting.speedup.estimate:.2f}",
-            text[text.index("[") :].replace("[", r"\["),
+            interval[interval.index("[") :].replace("[", r"\["),
             "← best" if setting is fastest else "",
         )
+    return table
+
+
+def _narrow_table(settings: Sequence["Setting"], fastest: "Setting") -> Table:
+    """The same without the times, 36 columns wide."""
+    table = Table(box=None, pad_edge=False)
+    for header in ("K", "tokens/round", r"speed-up \[95%]"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for setting in settings:
+        mark = "→ " if setting is fastest else ""
+        length, speedup = f"{setting.acceptance_length.estimate:.2f}", interval_text(setting.speedup)
+        table.add_row(f"{mark}{setting.num_speculative_tokens}", length, speedup.replace("[", r"\["))
     return table
 
 
