@@ -144,3 +144,33 @@ def test_an_interrupt_is_one_clear_ending(models, workload, tmp_path) -> None:
     assert "error: interrupted; nothing was written" in error
     assert "Traceback" not in error
     assert not list(tmp_path.glob("*p*"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_of_nan_is_refused_while_decoding(models, temperature) -> None:
+    from spectune import DraftModel, ModelScorer, load_model, speculative_decode
+    from spectune.errors import ConfigError
+
+    target, broken = (load_model(models[0], device=torch.device("cpu"), dtype="float32") for _ in range(2))
+    broken.network.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(ConfigError, match="the draft gives non-finite logits"):
+        speculative_decode(ModelScorer(target), DraftModel(broken), [4, 5], 2, temperature)
+
+
+@pytest.mark.parametrize("width", [36, 72, 120])
+def test_tables_fit_the_terminal(tmp_path, width) -> None:
+    import io
+
+    from rich.console import Console
+
+    from spectune.cli.terminal import show_settings
+    from spectune.fit import fit_formula
+    from tests.profiles import make_profile
+
+    settings = fit_settings(make_profile(tmp_path / "p", {0.0: 0.8, 1.0: 0.5}, ngram_acceptance=0.4))
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    show_settings(console, settings, fit_formula(settings))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert text.count("tokens/round") == 4
+    assert "best" in text or "→" in text

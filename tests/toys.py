@@ -1,6 +1,7 @@
 """Table-driven models whose laws can be enumerated, tiny random networks, and the tests that compare laws."""
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -73,13 +74,13 @@ def joint_law(
     next_law: Callable[[list[int]], np.ndarray], prompt: Sequence[int], tokens: int
 ) -> np.ndarray:  # [vocab] * tokens
     """The law of the next `tokens` tokens, by enumeration; `next_law` maps a sequence to its next token's law."""
-    vocab = len(next_law(list(prompt)))
+    vocab, law_after = len(next_law(list(prompt))), functools.cache(lambda written: next_law([*prompt, *written]))
     joint = np.zeros((vocab,) * tokens)
     for written in itertools.product(range(vocab), repeat=tokens):
         mass = 1.0
         for place, token_id in enumerate(written):
             if mass > 0:
-                mass *= next_law([*prompt, *written[:place]])[token_id]
+                mass *= law_after(written[:place])[token_id]
         joint[written] = mass
     return joint
 
@@ -147,7 +148,7 @@ _DECODER = {
 SLIDING_WINDOW = 8
 ARCHITECTURES = {
     "gpt2": lambda: transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=512, **_COMMON)
+        transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=512, **_COMMON)
     ),
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_DECODER)),
     "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=16, **_DECODER)),
@@ -196,6 +197,16 @@ def tiny_pair(
     """A target and a draft that agrees with it now and then."""
     network = tiny_network(architecture, seed, scale)
     return wrap_model(network, name="target"), wrap_model(noisy_copy(network, noise), name="draft")
+
+
+def repetitive_model(scale: float = 9.0) -> LanguageModel:
+    """A target that mostly repeats what it said after the same token: blind to position, little attention."""
+    network = tiny_network("gpt2", scale=scale)
+    with torch.no_grad():
+        network.transformer.wpe.weight.zero_()
+        for block in network.transformer.h:
+            block.attn.c_proj.weight *= 0.3
+    return wrap_model(network, name="target")
 
 
 @torch.inference_mode()

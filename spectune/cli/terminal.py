@@ -73,7 +73,8 @@ def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequ
     for fit in sorted(formula, key=lambda fit: fit.temperature):
         mine = [s for s in settings if (s.draft, s.temperature) == (fit.draft, fit.temperature)]
         console.print(f"T = {fit.temperature:g} · {fit.draft}", style="bold", markup=False, soft_wrap=True)
-        console.print(_settings_table(mine, fastest[fit.temperature]))
+        table = _narrow_table if console.width < _NARROW_COLUMNS else _settings_table
+        console.print(table(mine, fastest[fit.temperature]))
         error = f"α = {fit.alpha:.2f}: off by up to {fit.largest_error:.0%}"
         console.print(f"formula (1−α^(K+1))/(1−α), {error}\n", markup=False, soft_wrap=True)
 

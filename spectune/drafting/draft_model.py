@@ -66,6 +66,7 @@ class DraftModelSequence:
         laws: list[Tensor] = []
         for _ in range(max_tokens):
             logits = self._sequence.extend(pending)[-1:]
+            require_finite(logits, "the draft", ["being decoded"], len(self._cached) + len(pending))
             self._cached.extend(pending)
             pending = [self._pick(logits, sampling, laws)]
             drafted += pending
