@@ -10,7 +10,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 .PHONY: demo test check slow format docs clean
 
 demo: $(VENV)/.runs
-	$(BIN)/spectune profile -o profiles/demo
+	$(BIN)/spectune profile --max-new-tokens 48 --budget-s 50 -o profiles/demo
 	@$(BIN)/spectune recommend profiles/demo; status=$$?; \
 	  test $$status -eq 0 -o $$status -eq 4 && \
 	  echo "next: read outputs/skill-speculative-tuning.md, or $(BIN)/spectune profile --help for a model of your own"

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
@@ -166,7 +167,7 @@ def load_model(
         raise
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{name} does not fit on {device}", "use a smaller model or another device") from error
-    except Exception as error:  # the libraries that read checkpoints raise whatever they like
+    except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ConfigError(f"{name} cannot be loaded: {reason}", "check the checkpoint and its config.json") from error
 
@@ -257,11 +258,14 @@ def _dequantise_into(folder: Path, path: Path, say: Callable[[str], None]) -> No
         )
         network.save_pretrained(partial)
         AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(partial)
-    except Exception as error:  # as above
+    except Exception as error:  # the libraries that read checkpoints raise whatever they like
         raise ConfigError(f"{path} cannot be unpacked: {error}", "check that the download is complete") from error
-    size = sum(file.stat().st_size for file in partial.iterdir())
-    partial.rename(folder)
-    say(f"unpacked: {size / 1e6:,.0f} MB")
+    else:
+        size = sum(file.stat().st_size for file in partial.iterdir())
+        partial.rename(folder)
+        say(f"unpacked: {size / 1e6:,.0f} MB")
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _checked_source(path: Path, name: str, trust_remote_code: bool) -> str:

@@ -300,7 +300,10 @@ def test_extending_and_cropping_gives_the_logits_of_a_fresh_forward(pair):
         torch.testing.assert_close(logits, full_logits(target, held)[-count:], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("architecture", "samples"), [("gpt2", 500), ("gemma3-sliding", 250)])
+@pytest.mark.parametrize(
+    ("architecture", "samples"),
+    [("gpt2", 500), ("llama", 400), ("qwen3", 400), ("gemma", 400), ("gemma3-sliding", 250)],
+)
 def test_sampled_tokens_of_networks_have_the_law_of_full_forwards(architecture, samples):
     target, draft = tiny_pair(architecture)
     prompt, options = random_prompts(1, SLIDING_WINDOW + 2, seed=9)[0], {"temperature": 1.0, "top_k": 4}
