@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -133,7 +134,8 @@ def test_nan_weights_are_named_with_prompt_and_position(models, workload, tmp_pa
 def test_an_interrupt_is_one_clear_ending(models, workload, tmp_path) -> None:
     command = [sys.executable, "-m", "spectune", "profile", "--target", models[0], "--workload", workload,
                "--budget-s", "60", "--max-new-tokens", "200", "-o", str(tmp_path / "p")]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job would ignore it
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     assert process.stderr is not None
     while "drafts" not in process.stderr.readline():
         assert process.poll() is None
