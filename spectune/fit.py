@@ -1,57 +1,64 @@
 """Profile → fitted settings: acceptance by replay, round times from measured cells, both with their spread."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pandas as pd
 
-from spectune.errors import InsufficientDataError, ProfileError
-from spectune.profile import DraftRecord, Profile
+from spectune.costs import CellKey, CostCells
+from spectune.errors import ConfigError, InsufficientDataError, ProfileError
+from spectune.profile import DraftRecord, Load, Profile
 from spectune.replay import (
     AcceptanceRule,
     Floats,
-    Ints,
     Replay,
+    Walk,
     accept_probabilities_block,
     accept_probabilities_exact_match,
     accept_probabilities_rejection,
-    replay,
+    count_rounds,
+    rounds_variance,
     shifted,
+    walk,
 )
-from spectune.speedup import expected_tokens, fitted_alpha
-from spectune.stats import Interval, effective_prompts, log_ratio_standard_error, log_t_interval
+from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_t_interval
 
 OWN_RULE: dict[str, AcceptanceRule] = {"draft_model": "rejection", "ngram": "greedy_draft"}
-_RESAMPLES = 400
+CALIBRATED_UP_TO = 4  # K = 1 and 4 give the overhead
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
-    """Seconds, point estimate first, then one value for each resample of the measurement passes."""
+    """Seconds of a round's parts, of 0..max_k proposals. The first axis holds one statistic of every cell."""
 
-    plain_s: Floats  # [1 + resamples]
-    draft_s: Floats  # [1 + resamples, max_k + 1] drafting k tokens
-    verify_s: Floats  # [1 + resamples, max_k + 1] target forward over k + 1 tokens
-    overhead_s: Floats  # [1 + resamples, max_k + 1] the loop around them
-    catch_up_s: Floats  # [1 + resamples] extra draft time after a round whose proposals were all accepted
+    plain_s: Floats  # [draws] a plain step
+    draft_s: Floats  # [draws, max_k + 1] drafting k tokens
+    verify_s: Floats  # [draws, max_k + 1] target forward over k + 1 tokens
+    overhead_s: Floats  # [draws, max_k + 1] the loop around them
+    catch_up_s: Floats  # [draws] extra draft time after a round whose proposals were all accepted
 
     @property
     def round_s(self) -> Floats:
-        """Seconds of a round that proposes k tokens, [1 + resamples, max_k + 1]."""
+        """Seconds of a round that proposes k tokens, [draws, max_k + 1]."""
         return self.draft_s + self.verify_s + self.overhead_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One draft, K and temperature: what a round emits, what it costs, and the speed-up that follows."""
+    """One draft, K, temperature and load: what a round emits, what it costs, and the speed-up that follows."""
 
     draft: str
     method: str
     num_speculative_tokens: int
     temperature: float
+    load: Load
     speedup: Interval
-    acceptance_length: Interval
+    acceptance_length: Interval  # per complete round
+    clock_acceptance_length: float  # tokens over rounds as a clock sees them: ended texts cut their last round short
     plain_s: float
     draft_s: float  # mean over rounds, as are the next three
     verify_s: float
@@ -62,89 +69,96 @@ class Setting:
     emitted: Floats  # [prompts]
     rounds: Floats  # [prompts]
     seconds: Floats  # [prompts] that the rounds take
+    prompt_influence: Floats  # [prompts] of each prompt on log speed-up; their squares sum to its variance
+    cost_influence: Floats  # [resamples] change of log speed-up under resampled cost samples
+    fold_factors: (
+        Floats  # [folds, 2] speed-up under each fifth of the cost samples, and under the rest, over that of all
+    )
+    log_length_influence: Floats  # [prompts] of each prompt on log acceptance length
     proposed: float
     accepted: float
     conditional_acceptance_rate: list[float | None]  # by position; None where it was never reached
     cumulative_acceptance_rate: list[float | None]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormulaFit:
-    """The α of (1 − α^(K+1))/(1 − α) fitted to τ(K) over all K, and how far the formula is then off."""
-
-    draft: str
-    temperature: float
-    alpha: float
-    largest_error: float  # relative, over K
+    @property
+    def log_error(self) -> float:
+        """Standard error of log speed-up, prompts and cost samples included."""
+        return float(np.hypot(np.sqrt(np.sum(self.prompt_influence**2)), np.std(self.cost_influence)))
 
 
-def fit_settings(profile: Profile) -> list[Setting]:
-    """Every draft × temperature × K of the profile, in that order."""
+def fit_settings(profile: Profile, loads: Sequence[Load] = ()) -> list[Setting]:
+    """Every draft × temperature × load × K, in that order; by default at the main load only.
+
+    Raises: InsufficientDataError where no round was recorded.
+    """
     settings: list[Setting] = []
-    for draft, temperature in _parts(profile):
+    cells, main = CostCells(profile.costs), profile.main_load
+    max_k = profile.manifest.settings.max_k
+    for draft, temperature in product(profile.manifest.drafts, profile.manifest.settings.temperatures):
         counts = replayed(profile, draft, temperature, OWN_RULE[draft.method])
-        if not counts.rounds.sum() > 0:
-            problem = f"no continuation at T = {temperature:g} is longer than K = {profile.manifest.settings.max_k}"
+        if not counts.clock.rounds.sum() > 0:
+            problem = f"no continuation at T = {temperature:g} is longer than K = {max_k}"
             raise InsufficientDataError(problem, "profile with a larger --max-new-tokens or a smaller --max-k")
-        costs = round_costs(profile, draft, temperature)
-        categories = _rows(profile, temperature)["category"].to_numpy()
-        settings += [
-            _setting(draft, temperature, k, counts, costs, categories)
-            for k in range(1, profile.manifest.settings.max_k + 1)
-        ]
+        for load in loads or [main]:
+            where = (cells, draft, temperature == 0.0, load, main, max_k)
+            spread = round_costs(*where)
+            folds = [_costs(partial(cells.folded, side), *where) for side in (0, 1)]
+            settings += [_setting(draft, temperature, load, k, counts, spread, folds) for k in range(1, max_k + 1)]
     return settings
 
 
-def fit_formula(settings: list[Setting]) -> list[FormulaFit]:
-    """One fit for each draft and temperature; drafts that nothing is accepted of fit α = 0."""
-    groups: dict[tuple[str, float], dict[int, float]] = {}
-    for setting in settings:
-        group = groups.setdefault((setting.draft, setting.temperature), {})
-        group[setting.num_speculative_tokens] = setting.acceptance_length.estimate
-    fits = []
-    for (draft, temperature), lengths in groups.items():
-        alpha = fitted_alpha(lengths)
-        error = max(abs(expected_tokens(alpha, k) / length - 1) for k, length in lengths.items())
-        fits.append(FormulaFit(draft=draft, temperature=temperature, alpha=alpha, largest_error=error))
-    return fits
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Replayed rounds of one draft at one temperature; rows in tape order."""
+
+    complete: Replay  # rounds that start at least max_k before the recorded end: one window for all K
+    clock: Replay  # what the speed-up rests on: ended texts in full, cut ones as above
+    clock_emitted: Floats  # [K, rows] tokens that these rounds leave in the text
+    categories: np.ndarray  # [rows]
 
 
-def acceptance_lengths_by_rule(
-    profile: Profile, draft_spec: str, temperature: float, num_speculative_tokens: int
-) -> dict[str, float]:
-    """τ under every acceptance rule that the draft's evidence can price."""
-    draft = next(record for record in profile.manifest.drafts if record.spec == draft_spec)
-    rules: list[AcceptanceRule] = ["greedy_draft"]
-    if draft.method == "draft_model":
-        rules += ["rejection", "exact_match", "block"]
-    found: dict[str, float] = {}
-    for rule in rules:
-        counts = replayed(profile, draft, temperature, rule)
-        k = num_speculative_tokens - 1
-        found[rule] = float(counts.emitted[k].sum() / counts.rounds[k].sum())
-    return found
-
-
-def replayed(profile: Profile, draft: DraftRecord, temperature: float, rule: AcceptanceRule) -> Replay:
-    """Counts over complete rounds, one window for all K; rows in tape order."""
-    tape = _rows(profile, temperature)
-    evidence = profile.acceptance[profile.acceptance["draft"] == draft.spec].set_index("continuation")
-    evidence = evidence.loc[tape["continuation"]]
+def replayed(profile: Profile, draft: DraftRecord, temperature: float, rule: AcceptanceRule) -> Counts:
+    """Counts under an acceptance rule, in chunks of rows so that memory stays small."""
+    tape = profile.tape[profile.tape["temperature"] == temperature]
     max_k = profile.manifest.settings.max_k
     lengths = tape["token_ids"].map(len).to_numpy()
+    window = np.maximum(lengths - max_k, 0)
+    ended = (tape["end"] != "cut").to_numpy()
+    complete, clock = [], []
+    for rows, walked in walks(profile, tape, profile.acceptance, draft, rule):
+        complete.append(count_rounds(walked, window[rows]))
+        whole = np.where(ended[rows], lengths[rows], window[rows])
+        clock.append(count_rounds(walked, whole) if ended[rows].any() else complete[-1])
+    counted = _joined(clock)
+    return Counts(
+        complete=_joined(complete),
+        clock=counted,
+        clock_emitted=np.where(ended, lengths, counted.emitted),
+        categories=tape["category"].to_numpy(),
+    )
+
+
+def walks(
+    profile: Profile, tape: pd.DataFrame, acceptance: pd.DataFrame, draft: DraftRecord, rule: AcceptanceRule
+) -> Iterator[tuple[slice, Walk]]:
+    """Round starts along the rows of a tape at one temperature, some rows at a time."""
+    evidence = acceptance[acceptance["draft"] == draft.spec].set_index("continuation").loc[tape["continuation"]]
+    max_k = profile.manifest.settings.max_k
+    for first in range(0, len(tape), _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        yield rows, _walk(tape[rows], evidence[rows], draft, rule, max_k)
+
+
+def _walk(tape: pd.DataFrame, evidence: pd.DataFrame, draft: DraftRecord, rule: AcceptanceRule, max_k: int) -> Walk:
     if draft.method == "ngram":
         matched, proposed = (_padded(evidence[name]) for name in ("matched_tokens", "proposed_tokens"))
         accept = (np.arange(max_k)[None, :, None] < matched[:, None, :]).astype(np.float64)
-        made: Ints | None = proposed.astype(np.int64)
-    else:
-        accept, made = _draft_model_accepts(tape, evidence, temperature, rule, max_k), None
-    return replay(accept, np.maximum(lengths - max_k, 0), made)
+        return walk(accept, proposed.astype(np.int64))
+    return walk(_draft_model_accepts(tape, evidence, rule, max_k))
 
 
-def _draft_model_accepts(
-    tape: pd.DataFrame, evidence: pd.DataFrame, temperature: float, rule: AcceptanceRule, max_k: int
-) -> Floats:
-    if rule == "greedy_draft" or temperature == 0.0:
+def _draft_model_accepts(tape: pd.DataFrame, evidence: pd.DataFrame, rule: AcceptanceRule, max_k: int) -> Floats:
+    if rule == "greedy_draft" or tape["temperature"].iloc[0] == 0.0:
         greedy = _padded(evidence["argmax_token_ids"], -1) == _padded(tape["token_ids"], -2)
         return shifted(greedy.astype(np.float64), max_k)
     target, draft = _padded(tape["logprobs"]), _padded(evidence["draft_logprobs"], -np.inf)
@@ -155,25 +169,67 @@ def _draft_model_accepts(
     return shifted(accept_probabilities_rejection(target, draft), max_k)
 
 
-def round_costs(profile: Profile, draft: DraftRecord, temperature: float) -> RoundCosts:
-    """Times of a round of k = 0..max_k proposals. Verify uses the measured cell of its own n; the loop's
-    overhead is interpolated between the depths it was measured at. Raises: ProfileError where a cell is missing.
+def whole_texts(
+    profile: Profile,
+    tape: pd.DataFrame,
+    acceptance: pd.DataFrame,
+    draft: DraftRecord,
+    temperature: float,
+    num_speculative_tokens: int,
+    limit_tokens: int,
+) -> tuple["RowCounts", Floats]:
+    """What a run sees that ends each text where the tape or the limit does, its last round cut short.
+
+    Also [rows] the variance of a text's rounds, given the text.
     """
-    max_k = profile.manifest.settings.max_k
-    cells = _Cells(profile.costs)
-    verify = np.stack([cells.seconds("cost_p", n) for n in range(1, max_k + 2)], axis=1)
-    plain_overhead = cells.seconds("overhead", 0, temperature=temperature)
-    depths = sorted(cells.depths(draft.spec))
-    knots = [plain_overhead, *(cells.seconds("overhead", k, draft.spec, temperature) for k in depths)]
-    overhead = np.stack([np.interp(np.arange(max_k + 1), [0, *depths], row) for row in np.stack(knots, axis=1)])
-    step = cells.seconds("cost_q", 1, draft.spec)
+    mine = tape[tape["temperature"] == temperature]
+    lengths = np.minimum(mine["token_ids"].map(len).to_numpy(), limit_tokens)
+    counted, variances = [], []
+    for rows, walked in walks(profile, mine, acceptance, draft, OWN_RULE[draft.method]):
+        counted.append(count_rounds(walked, lengths[rows]))
+        variances.append(rounds_variance(walked, lengths[rows], num_speculative_tokens))
+    return RowCounts.of(_joined(counted), lengths.astype(np.float64), num_speculative_tokens), np.concatenate(variances)
+
+
+def _joined(parts: Sequence[Replay]) -> Replay:
+    """Chunks side by side, without the starts."""
+    names = ("rounds", "emitted", "reached", "accepted", "proposed", "rounds_by_length")
+    fields = {name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names}
+    return Replay(**fields, starts=np.empty((0, 0, 0)))
+
+
+def round_costs(cells: CostCells, draft: DraftRecord, greedy: bool, load: Load, main: Load, max_k: int) -> RoundCosts:
+    """Point estimates first, then one value for each resample. Raises: ProfileError where a cell is missing."""
+    return _costs(cells.resampled, cells, draft, greedy, load, main, max_k)
+
+
+def _costs(
+    figure: Callable[[CellKey], Floats],
+    cells: CostCells,
+    draft: DraftRecord,
+    greedy: bool,
+    load: Load,
+    main: Load,
+    max_k: int,
+) -> RoundCosts:
+    """One statistic of every cell. Overhead was measured at the main load, at two K: a line through both."""
+    verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in range(1, max_k + 2)], axis=1)
+    plain = figure(CellKey(part="overhead", tokens=0, load=main, greedy=greedy))
+    knots = calibration_depths(cells.sizes("overhead", main, draft.spec, greedy))
+    first, last = (
+        figure(CellKey(part="overhead", tokens=k, load=main, draft=draft.spec, greedy=greedy)) for k in knots
+    )
+    slope = (last - first) / max(knots[1] - knots[0], 1)
+    overhead = first[:, None] + slope[:, None] * (np.arange(max_k + 1) - knots[0])
+    overhead[:, 0] = plain
+    step = figure(CellKey(part="cost_q", tokens=1, load=load, draft=draft.spec))
     if draft.method == "ngram":  # one lookup a round, whatever it finds
         draft_s, catch_up = np.repeat(step[:, None], max_k + 1, axis=1), np.zeros_like(step)
     else:
         draft_s = step[:, None] * np.arange(max_k + 1)
-        catch_up = cells.seconds("cost_q", 2, draft.spec) - step
+        catch_up = figure(CellKey(part="cost_q", tokens=2, load=load, draft=draft.spec)) - step
     return RoundCosts(
-        plain_s=verify[:, 0] + plain_overhead,
+        plain_s=verify[:, 0] + plain,
         draft_s=draft_s,
         verify_s=verify,
         overhead_s=overhead,
@@ -181,96 +237,178 @@ def round_costs(profile: Profile, draft: DraftRecord, temperature: float) -> Rou
     )
 
 
-class _Cells:
-    """Median seconds of a cell, and the medians of the same resampled passes for every cell."""
-
-    def __init__(self, costs: pd.DataFrame) -> None:
-        self._costs = costs
-        passes = costs["measurement_pass"].nunique()
-        draws = np.random.default_rng(0).integers(passes, size=(_RESAMPLES, passes))
-        self._passes = np.concatenate([np.full((1, passes), -1), draws])
-        self._passes[0] = np.arange(passes)
-
-    def seconds(self, part: str, tokens: int, draft: str | None = None, temperature: float | None = None) -> Floats:
-        """[1 + resamples]; T > 0 stands for every T > 0, since the transform is the same."""
-        rows = self._costs[(self._costs["part"] == part) & (self._costs["tokens"] == tokens)]
-        rows = rows[rows["draft"].isna() if draft is None else rows["draft"] == draft]
-        if temperature is not None:
-            rows = rows[(rows["temperature"] == 0.0) == (temperature == 0.0)]
-        samples = rows.sort_values("measurement_pass")["seconds"].to_numpy()
-        if len(samples) != self._passes.shape[1]:
-            what = f"{part} at {tokens} tokens{f' for {draft}' if draft else ''}"
-            raise ProfileError(f"the profile's costs lack {what}", "run spectune profile again")
-        medians: Floats = np.median(samples[self._passes], axis=1)
-        return medians
-
-    def depths(self, draft: str) -> set[int]:
-        """The K that the loop's overhead was measured at."""
-        rows = self._costs[(self._costs["part"] == "overhead") & (self._costs["draft"] == draft)]
-        return set(rows["tokens"])
+def calibration_depths(measured: Sequence[int]) -> tuple[int, int]:
+    """The two K that the loop's overhead is taken from; rounds measured at others judge it."""
+    low = [k for k in measured if 1 <= k <= CALIBRATED_UP_TO]
+    if not low:
+        raise ProfileError("the profile's costs lack the overhead of a round", "run spectune profile again")
+    return low[0], low[-1]
 
 
-def _parts(profile: Profile) -> Iterator[tuple[DraftRecord, float]]:
-    for draft in profile.manifest.drafts:
-        for temperature in profile.manifest.settings.temperatures:
-            yield draft, temperature
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRound:
+    """A whole round, timed, against the sum of its parts; K is none of those that the overhead is taken from."""
+
+    draft: str
+    num_speculative_tokens: int
+    greedy: bool
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative to the measured round."""
+        return self.predicted_s / self.measured_s - 1
 
 
-def _rows(profile: Profile, temperature: float) -> pd.DataFrame:
-    return profile.tape[profile.tape["temperature"] == temperature]
+def judged_rounds(profile: Profile) -> list[JudgedRound]:
+    """How well draft, verify and overhead, each measured apart, add up to rounds that were measured whole."""
+    cells, main, max_k = CostCells(profile.costs), profile.main_load, profile.manifest.settings.max_k
+    found = []
+    for draft, greedy in product(profile.manifest.drafts, (True, False)):
+        depths = cells.sizes("round", main, draft.spec, greedy)
+        if not depths:
+            continue
+        costs = round_costs(cells, draft, greedy, main, main, max_k)
+        for k in set(depths) - set(calibration_depths(depths)):
+            key = CellKey(part="round", tokens=k, load=main, draft=draft.spec, greedy=greedy)
+            parts = costs.round_s[0, k] - (costs.draft_s[0, k] if draft.method == "ngram" else 0.0)
+            measured = float(cells.resampled(key)[0])
+            found.append(
+                JudgedRound(
+                    draft=draft.spec,
+                    num_speculative_tokens=k,
+                    greedy=greedy,
+                    predicted_s=float(parts),
+                    measured_s=measured,
+                )
+            )
+    return sorted(found, key=lambda one: (one.draft, not one.greedy, one.num_speculative_tokens))
+
+
+def acceptance_lengths_by_rule(
+    profile: Profile, draft_spec: str, temperature: float, num_speculative_tokens: int
+) -> dict[str, float]:
+    """τ under every acceptance rule that the draft's evidence can price, over complete rounds."""
+    draft = draft_record(profile, draft_spec)
+    rules: list[AcceptanceRule] = ["greedy_draft"]
+    if draft.method == "draft_model":
+        rules += ["rejection", "exact_match", "block"]
+    found: dict[str, float] = {}
+    for rule in rules:
+        counts, k = replayed(profile, draft, temperature, rule).complete, num_speculative_tokens - 1
+        rounds = counts.rounds[k].sum()
+        found[rule] = float(counts.emitted[k].sum() / rounds) if rounds > 0 else 1.0
+    return found
+
+
+def draft_record(profile: Profile, spec: str) -> DraftRecord:
+    """The draft of that SPEC. Raises: ConfigError naming those that were profiled."""
+    found = next((record for record in profile.manifest.drafts if record.spec == spec), None)
+    if found is None:
+        known = ", ".join(record.spec for record in profile.manifest.drafts)
+        raise ConfigError(f"draft {spec!r} was not profiled; {known} was", f"profile with --draft {spec}")
+    return found
 
 
 def _padded(column: pd.Series, fill: float = 0.0) -> Floats:
     """Lists of different length as [longest, rows]."""
     lengths = column.map(len).to_numpy()
-    padded = np.full((int(lengths.max(initial=0)), len(column)), fill)
-    inside = np.arange(len(padded))[None, :] < lengths[:, None]
-    padded.T[inside] = np.concatenate(column.to_list())
-    return padded
+    padded = np.full((len(column), int(lengths.max(initial=0))), fill)
+    padded[np.arange(padded.shape[1])[None, :] < lengths[:, None]] = np.concatenate(column.to_list())
+    return np.ascontiguousarray(padded.T)
 
 
 def _setting(
     draft: DraftRecord,
     temperature: float,
+    load: Load,
     k: int,
-    counts: Replay,
+    counts: Counts,
     costs: RoundCosts,
-    categories: np.ndarray,
+    folds: Sequence[RoundCosts],
 ) -> Setting:
-    place = k - 1
-    rounds, emitted, by_length = counts.rounds[place], counts.emitted[place], counts.rounds_by_length[place]
-    complete = counts.accepted[place, k - 1]
-    seconds = costs.round_s[0] @ by_length + costs.catch_up_s[0] * complete
-    totals = costs.round_s @ by_length.sum(1) + costs.catch_up_s * complete.sum()
-    point = float(emitted.sum() * costs.plain_s[0] / totals[0])
-    cost_error = float(np.std(np.log(costs.plain_s[1:] / totals[1:])))
-    weight = effective_prompts(rounds)
-    error = float(np.hypot(log_ratio_standard_error(emitted, seconds), cost_error))
-    length_error = log_ratio_standard_error(emitted, rounds)
-    all_rounds = rounds.sum()
-    shares = by_length.sum(1) / all_rounds
+    place, complete = k - 1, counts.complete
+    clock = RowCounts.of(counts.clock, counts.clock_emitted, k)
+    rounds = float(clock.rounds.sum())
+    seconds = clock.seconds(costs)
+    draws = clock.log_speedups(costs)
+    point = float(np.exp(draws[0]))
+    weight = effective_prompts(clock.rounds)
+    prompt_influence = log_ratio_influence(clock.emitted, seconds)
+    cost_influence = draws[1:] - draws[0]
+    error = float(np.hypot(np.sqrt(np.sum(prompt_influence**2)), np.std(cost_influence)))
+    length, length_influence = _complete_length(complete, place)
+    length_error = float(np.sqrt(np.sum(length_influence**2)))
+    shares, filled = clock.by_length.sum(1) / rounds, clock.filled.sum() / rounds
     return Setting(
         draft=draft.spec,
         method=draft.method,
         num_speculative_tokens=k,
         temperature=temperature,
+        load=load,
         speedup=log_t_interval(point, error, weight),
-        acceptance_length=log_t_interval(float(emitted.sum() / all_rounds), length_error, weight),
+        acceptance_length=log_t_interval(length, length_error, effective_prompts(complete.rounds[place])),
+        clock_acceptance_length=float(clock.emitted.sum()) / rounds,
         plain_s=float(costs.plain_s[0]),
-        draft_s=float(costs.draft_s[0] @ shares + costs.catch_up_s[0] * complete.sum() / all_rounds),
+        draft_s=float(costs.draft_s[0] @ shares + costs.catch_up_s[0] * filled),
         verify_s=float(costs.verify_s[0] @ shares),
         overhead_s=float(costs.overhead_s[0] @ shares),
-        round_s=float(totals[0] / all_rounds),
+        round_s=float(seconds.sum()) / rounds,
         effective_prompts=weight,
-        categories=categories,
-        emitted=emitted,
-        rounds=rounds,
+        categories=counts.categories,
+        emitted=clock.emitted,
+        rounds=clock.rounds,
         seconds=seconds,
-        proposed=float(counts.proposed[place].sum()),
-        accepted=float(counts.accepted[place].sum()),
-        conditional_acceptance_rate=_rates(counts.accepted[place, :k].sum(1), counts.reached[place, :k].sum(1)),
-        cumulative_acceptance_rate=_rates(counts.accepted[place, :k].sum(1), np.full(k, by_length[1:].sum())),
+        prompt_influence=prompt_influence,
+        cost_influence=cost_influence,
+        fold_factors=np.stack([np.exp(clock.log_speedups(side)) / point for side in folds], axis=1),
+        log_length_influence=length_influence,
+        proposed=float(complete.proposed[place].sum()),
+        accepted=float(complete.accepted[place].sum()),
+        conditional_acceptance_rate=_rates(complete.accepted[place, :k].sum(1), complete.reached[place, :k].sum(1)),
+        cumulative_acceptance_rate=_rates(
+            complete.accepted[place, :k].sum(1), np.full(k, complete.rounds_by_length[place, 1:].sum())
+        ),
     )
+
+
+def _complete_length(complete: Replay, place: int) -> tuple[float, Floats]:
+    """τ over complete rounds and each prompt's influence on its log; texts too short for one leave it open."""
+    rounds, emitted = complete.rounds[place], complete.emitted[place]
+    if not rounds.sum() > 0:
+        return 1.0, np.full(len(rounds), np.nan)
+    return float(emitted.sum() / rounds.sum()), log_ratio_influence(emitted, rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """What a number of texts take at one K, a value for each text."""
+
+    emitted: Floats  # [rows]
+    rounds: Floats  # [rows]
+    by_length: Floats  # [max_k + 1, rows] rounds by how many tokens were proposed
+    filled: Floats  # [rows] rounds whose K proposals were all accepted
+
+    @staticmethod
+    def of(counted: Replay, emitted: Floats, k: int) -> "RowCounts":
+        """The rows of a replay at K = k; `emitted` is [K, rows]."""
+        place = k - 1
+        return RowCounts(
+            emitted=np.broadcast_to(emitted, counted.rounds.shape)[place],
+            rounds=counted.rounds[place],
+            by_length=counted.rounds_by_length[place],
+            filled=counted.accepted[place, place],
+        )
+
+    def seconds(self, costs: RoundCosts) -> Floats:
+        """[rows] at the point estimates of the costs."""
+        return np.asarray(costs.round_s[0] @ self.by_length + costs.catch_up_s[0] * self.filled)
+
+    def log_speedups(self, costs: RoundCosts) -> Floats:
+        """[draws] log of pooled speed-up, for each draw of the costs."""
+        totals = costs.round_s @ self.by_length.sum(1) + costs.catch_up_s * self.filled.sum()
+        return np.asarray(np.log(self.emitted.sum() * costs.plain_s / totals))
 
 
 def _rates(accepted: Floats, chances: Floats) -> list[float | None]:

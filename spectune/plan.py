@@ -1,31 +1,29 @@
 """Fit → Recommendation, "do not speculate" included. Decides, never measures."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
 
-import numpy as np
+from scipy.special import ndtr
 
+from spectune.confirmation import Confirmation, confirmation
+from spectune.costs import CostCells
 from spectune.errors import ConfigError
-from spectune.fit import FormulaFit, Setting, acceptance_lengths_by_rule, fit_formula, fit_settings
+from spectune.fit import Setting, acceptance_lengths_by_rule, fit_settings, judged_rounds
+from spectune.formula import FormulaFit, fit_formula
 from spectune.profile import Manifest, Notice, Profile
+from spectune.selection import MIN_GAIN, Decision, Verdict, decide, verdict_of
 from spectune.speedup import break_even_alpha
 from spectune.stats import (
     FEW_EFFECTIVE_PROMPTS,
-    MIN_EFFECTIVE_PROMPTS,
     Interval,
     effective_prompts,
     log_ratio_standard_error,
     log_t_interval,
 )
 
-MIN_GAIN = 1.05
-_TIE = 0.01
-_SIMPLICITY = ("ngram", "draft_model")
 _FALSE_TRIP_Z = 3.72  # a healthy stream trips about once in 10,000 windows
-
-Verdict = Literal["speculate", "plain", "insufficient-data"]
 
 PUBLISHED = {
     "code": "3 to 5 times faster; acceptance about 0.6 to 0.8 with a distilled draft",
@@ -49,6 +47,7 @@ class Fallback:
 
     acceptance_length_below: float
     window_requests: int
+    false_trip_rate: float  # at most, by window, of a stream like the profiled one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,8 @@ class Candidate:
     temperature: float
     verdict: Verdict
     speedup: Interval
-    acceptance_length: Interval
+    acceptance_length: Interval  # per complete round, as engines count it
+    clock_acceptance_length: float  # what a clock sees: the last round of a text that ends is cut short
     draft_acceptance_rate: float | None  # None where nothing was proposed
     conditional_acceptance_rate: list[float | None]
     cumulative_acceptance_rate: list[float | None]
@@ -95,6 +95,31 @@ class CategoryAnswer:
     acceptance_length: float | None  # None where no complete round was recorded
     speedup: Interval | None
     published: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAnswer:
+    """The answer at one batch and context, the temperature being the headline's.
+
+    Batches above 1 are priced as rounds in step under a full queue, with the overhead of batch 1.
+    """
+
+    batch: int
+    context_tokens: int
+    verdict: Verdict
+    draft: str
+    num_speculative_tokens: int
+    speedup: Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """How good the profile's costs are: what stays noisy, and how well the parts of a round add up."""
+
+    noisiest_cell: str
+    noisiest_half_width: float  # relative; half of the 95% interval of its median
+    worst_round_error: float | None  # relative; parts measured apart against whole rounds, at K not used to calibrate
+    worst_surface_error: float | None  # relative; a line between neighbouring n against cells measured in between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +161,12 @@ class Recommendation:
     best_candidate: Candidate
     by_temperature: list[TemperatureAnswer]
     by_category: list[CategoryAnswer]
+    by_load: list[LoadAnswer]
     candidates: list[Candidate]
     acceptance_length_by_rule: dict[str, float]
     formula: list[FormulaFit]
+    accuracy: Accuracy
+    confirmation: Confirmation | None
     reasons: list[str]
     warnings: list[Notice]
     applies_to: AppliesTo
@@ -152,39 +180,104 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
     round was recorded.
     """
     headline = _headline_temperature(profile.manifest, temperature)
-    settings = fit_settings(profile)
+    everywhere = fit_settings(profile, profile.manifest.settings.loads)
+    settings = [setting for setting in everywhere if setting.load == profile.main_load]
     temperatures = sorted(profile.manifest.settings.temperatures)
-    chosen = {t: _choose([s for s in settings if s.temperature == t]) for t in temperatures}
-    best = chosen[headline]
-    candidate = _candidate(best)
-    speculate = candidate.verdict == "speculate"
-    fallback, fallback_reason = _fallback(best) if speculate else (None, _no_fallback(candidate.verdict))
-    formula = fit_formula(settings)
+    decided = {t: decide([s for s in settings if s.temperature == t]) for t in temperatures}
+    decision = decided[headline]
+    best, candidate = decision.setting, _candidate(decision.setting)
+    speculate = decision.verdict == "speculate"
+    fallback, fallback_reason = _fallback(best) if speculate else (None, _no_fallback(decision.verdict))
+    formula, confirmed = fit_formula(settings), confirmation(profile)
+    by_load = _by_load(profile, [s for s in everywhere if s.temperature == headline])
     return Recommendation(
-        verdict=candidate.verdict,
+        verdict=decision.verdict,
         draft=best.draft if speculate else None,
         num_speculative_tokens=best.num_speculative_tokens if speculate else None,
         tree_width=1,
         temperature=headline,
-        temperature_gate=_gate(settings, best, chosen, speculate),
-        speedup=best.speedup,
+        temperature_gate=_gate(settings, decision, decided),
+        speedup=decision.speedup,
         min_gain=MIN_GAIN,
         break_even_alpha=candidate.break_even_alpha,
         fallback=fallback,
         fallback_reason=fallback_reason,
         best_candidate=candidate,
-        by_temperature=[_temperature_answer(chosen[t]) for t in temperatures],
+        by_temperature=[_temperature_answer(decided[t]) for t in temperatures],
         by_category=_by_category(best),
+        by_load=by_load,
         candidates=[_candidate(setting) for setting in settings],
         acceptance_length_by_rule=acceptance_lengths_by_rule(
             profile, best.draft, headline, best.num_speculative_tokens
         ),
         formula=formula,
-        reasons=_reasons(candidate),
-        warnings=[*profile.manifest.warnings, *_warnings(best, settings, formula)],
+        accuracy=_accuracy(profile),
+        confirmation=confirmed,
+        reasons=[*_reasons(candidate), *_flips(by_load)],
+        warnings=[*profile.manifest.warnings, *_warnings(best, settings, formula), *_unconfirmed(decision, confirmed)],
         applies_to=_applies_to(profile),
         reproduce=profile.manifest.settings.command,
     )
+
+
+def _by_load(profile: Profile, settings: Sequence[Setting]) -> list[LoadAnswer]:
+    answers = []
+    for load in profile.manifest.settings.loads:
+        decision = decide([setting for setting in settings if setting.load == load])
+        answers.append(
+            LoadAnswer(
+                batch=load.batch,
+                context_tokens=load.context_tokens,
+                verdict=decision.verdict,
+                draft=decision.setting.draft,
+                num_speculative_tokens=decision.setting.num_speculative_tokens,
+                speedup=decision.speedup,
+            )
+        )
+    return answers
+
+
+def _flips(answers: Sequence[LoadAnswer]) -> list[str]:
+    """Where the verdict changes between neighbouring loads: an interval, nothing being measured inside it."""
+    found = []
+    for axis, other in (("batch", "context_tokens"), ("context_tokens", "batch")):
+        for fixed in sorted({getattr(answer, other) for answer in answers}):
+            line = sorted((a for a in answers if getattr(a, other) == fixed), key=lambda a: int(getattr(a, axis)))
+            for before, after in pairwise(line):
+                if before.verdict != after.verdict:
+                    low, high = getattr(before, axis), getattr(after, axis)
+                    at = f"{fixed} tokens of context" if axis == "batch" else f"batch {fixed}"
+                    name = axis.removesuffix("_tokens")
+                    found.append(
+                        f"between {name} {low} ({before.verdict}) and {high} ({after.verdict}) it turns, at {at}"
+                    )
+    return found
+
+
+def _accuracy(profile: Profile) -> Accuracy:
+    cells = CostCells(profile.costs)
+    cell, width = cells.noisiest
+    return Accuracy(
+        noisiest_cell=str(cell),
+        noisiest_half_width=min(width, 1e9),
+        worst_round_error=max((one.error for one in judged_rounds(profile)), key=abs, default=None),
+        worst_surface_error=max(cells.surface_residuals().values(), key=abs, default=None),
+    )
+
+
+def _unconfirmed(decision: Decision, confirmed: Confirmation | None) -> list[Notice]:
+    """Confirming has the last word: say so where it contradicts the verdict."""
+    best = decision.setting
+    same = [
+        one
+        for one in (confirmed.settings if confirmed else [])
+        if (one.draft, one.num_speculative_tokens, one.temperature)
+        == (best.draft, best.num_speculative_tokens, best.temperature)
+    ]
+    if not same or decision.verdict != "speculate" or same[0].measured_speedup > MIN_GAIN:
+        return []
+    message = f"real decoding of held-out prompts gained {same[0].measured_speedup:.2f}× only"
+    return [Notice(code="unconfirmed", message=message, advice="decode plainly, or profile longer and confirm again")]
 
 
 def _headline_temperature(manifest: Manifest, asked: float | None) -> float:
@@ -200,32 +293,16 @@ def _headline_temperature(manifest: Manifest, asked: float | None) -> float:
     return shipped if shipped in measured and shipped is not None else min(measured)
 
 
-def verdict_of(setting: Setting) -> Verdict:
-    """speculate: the interval lies above min_gain. plain: the point or the whole interval lies below it."""
-    interval = setting.speedup
-    if setting.effective_prompts < MIN_EFFECTIVE_PROMPTS or interval.low is None or interval.high is None:
-        return "insufficient-data"
-    if interval.low > MIN_GAIN:
-        return "speculate"
-    return "plain" if interval.estimate < MIN_GAIN or interval.high < MIN_GAIN else "insufficient-data"
-
-
-def _choose(settings: Sequence[Setting]) -> Setting:
-    """The fastest; within 1% of it the smaller K, then the simpler draft."""
-    fastest = max(setting.speedup.estimate for setting in settings)
-    ties = [setting for setting in settings if setting.speedup.estimate >= fastest * (1 - _TIE)]
-    return min(ties, key=lambda s: (s.num_speculative_tokens, _SIMPLICITY.index(s.method), -s.speedup.estimate))
-
-
 def _candidate(setting: Setting) -> Candidate:
     steps = setting.round_s / setting.plain_s
     return Candidate(
         draft=setting.draft,
         num_speculative_tokens=setting.num_speculative_tokens,
         temperature=setting.temperature,
-        verdict=verdict_of(setting),
+        verdict=verdict_of(setting.speedup, setting.effective_prompts),
         speedup=setting.speedup,
         acceptance_length=setting.acceptance_length,
+        clock_acceptance_length=setting.clock_acceptance_length,
         draft_acceptance_rate=setting.accepted / setting.proposed if setting.proposed else None,
         conditional_acceptance_rate=setting.conditional_acceptance_rate,
         cumulative_acceptance_rate=setting.cumulative_acceptance_rate,
@@ -240,28 +317,30 @@ def _candidate(setting: Setting) -> Candidate:
     )
 
 
-def _temperature_answer(setting: Setting) -> TemperatureAnswer:
-    candidate = _candidate(setting)
-    speculate = candidate.verdict == "speculate"
+def _temperature_answer(decision: Decision) -> TemperatureAnswer:
+    setting, speculate = decision.setting, decision.verdict == "speculate"
     return TemperatureAnswer(
         temperature=setting.temperature,
-        verdict=candidate.verdict,
+        verdict=decision.verdict,
         draft=setting.draft if speculate else None,
         num_speculative_tokens=setting.num_speculative_tokens if speculate else None,
-        speedup=setting.speedup,
-        best_candidate=candidate,
+        speedup=decision.speedup,
+        best_candidate=_candidate(setting),
     )
 
 
-def _gate(settings: Sequence[Setting], best: Setting, chosen: dict[float, Setting], speculate: bool) -> TemperatureGate:
+def _gate(settings: Sequence[Setting], decision: Decision, decided: Mapping[float, Decision]) -> TemperatureGate:
     """For the recommended draft and K, which an engine keeps at every temperature; else for each temperature's best."""
-    at = dict(chosen)
-    if speculate:
+    verdicts = {temperature: one.verdict for temperature, one in decided.items()}
+    if decision.verdict == "speculate":
+        best = decision.setting
         same = (best.draft, best.num_speculative_tokens)
-        at = {s.temperature: s for s in settings if (s.draft, s.num_speculative_tokens) == same}
+        kept = [s for s in settings if (s.draft, s.num_speculative_tokens) == same]
+        verdicts = {s.temperature: verdict_of(s.speedup, s.effective_prompts) for s in kept}
+        verdicts[best.temperature] = decision.verdict
     speculate_up_to = None
-    for temperature in sorted(at):
-        if verdict_of(at[temperature]) != "speculate":
+    for temperature in sorted(verdicts):
+        if verdicts[temperature] != "speculate":
             return TemperatureGate(speculate_up_to=speculate_up_to, plain_from=temperature)
         speculate_up_to = temperature
     return TemperatureGate(speculate_up_to=speculate_up_to, plain_from=None)
@@ -277,9 +356,9 @@ def _fallback(setting: Setting) -> tuple[Fallback | None, str]:
     if surely_won <= 0:
         return None, "the gain per request is too uncertain for a rule that would not trip on a healthy stream"
     window = max(1, math.ceil((_FALSE_TRIP_Z * deviation / surely_won) ** 2))
-    return Fallback(acceptance_length_below=threshold, window_requests=window), (
-        "a healthy stream falls below this about once in 10000 windows; requests as long as the recorded ones"
-    )
+    rate = float(ndtr(-surely_won * math.sqrt(window) / deviation)) if deviation > 0 else 0.0
+    rule = Fallback(acceptance_length_below=threshold, window_requests=window, false_trip_rate=rate)
+    return rule, "requests as long as the recorded ones"
 
 
 def _no_fallback(verdict: Verdict) -> str:
@@ -338,9 +417,10 @@ def _warnings(best: Setting, settings: Sequence[Setting], formula: Sequence[Form
         message = f"the figures rest on {best.effective_prompts:.0f} effective prompts"
         found.append(Notice(code="few-prompts", message=message, advice=f"give {FEW_EFFECTIVE_PROMPTS} or more"))
     for fit in formula:
-        if fit.largest_error > 0.05 and (fit.draft, fit.temperature) == (best.draft, best.temperature):
+        if fit.verdict == "misleads" and (fit.draft, fit.temperature) == (best.draft, best.temperature):
             message = (
-                f"the formula with its best α = {fit.alpha:.2f} is off by up to {fit.largest_error:.0%} for {fit.draft}"
+                f"with its best α = {fit.alpha:.2f} it is off by {fit.largest_error:+.0%} at K = "
+                f"{fit.largest_error_at} for {fit.draft}, beyond chance"
             )
             found.append(Notice(code="formula", message=message, advice="trust the replayed tokens per round instead"))
     return found
@@ -364,8 +444,8 @@ def _applies_to(profile: Profile) -> AppliesTo:
         device=manifest.environment.device,
         dtype=manifest.environment.dtype,
         threads=manifest.environment.threads,
-        batch=int(profile.costs["batch"].iloc[0]),
-        context_tokens=int(np.median(profile.costs["context_tokens"])),
+        batch=profile.main_load.batch,
+        context_tokens=profile.main_load.context_tokens,
         engine=manifest.settings.engine,
         workload=manifest.workload.name,
         profiled_prompts=int(profile.tape["prompt_id"].nunique()),

@@ -1,4 +1,4 @@
-"""The artefact: a directory of profile.json and three parquet tables of raw evidence.
+"""The artefact: a directory of profile.json and parquet tables of raw evidence.
 
 Raw samples and counts, never ratios or fits. Read strictly: unknown keys, other versions, NaN and infinity
 are refused. Written under a temporary name, read back, then renamed.
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spectune.errors import ProfileError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _MANIFEST = "profile.json"
 _AGAIN = "run spectune profile again"
 
@@ -53,17 +53,42 @@ ACCEPTANCE_SCHEMA = pa.schema(
 )
 COSTS_SCHEMA = pa.schema(
     [
-        pa.field("part", pa.string(), nullable=False),  # cost_p, cost_q or overhead
+        pa.field("part", pa.string(), nullable=False),  # cost_p, cost_q, overhead or round (a whole one)
         pa.field("draft", pa.string()),  # null where the part does not depend on it
         pa.field("temperature", pa.float64()),  # null where the part does not depend on it
-        pa.field("tokens", pa.int32(), nullable=False),  # n for cost_p and cost_q, K for overhead
+        pa.field("tokens", pa.int32(), nullable=False),  # n for cost_p and cost_q, K for overhead and round
         pa.field("batch", pa.int32(), nullable=False),
         pa.field("context_tokens", pa.int32(), nullable=False),
         pa.field("measurement_pass", pa.int32(), nullable=False),  # cells of one pass ran next to each other
         pa.field("seconds", pa.float64(), nullable=False),
     ]
 )
-_TABLES = {"tape": TAPE_SCHEMA, "acceptance": ACCEPTANCE_SCHEMA, "costs": COSTS_SCHEMA}
+HELD_OUT_SCHEMA = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("category", pa.string(), nullable=False),
+        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
+    ]
+)
+RUNS_SCHEMA = pa.schema(
+    [
+        pa.field("draft", pa.string()),  # null for plain decoding
+        pa.field("num_speculative_tokens", pa.int32(), nullable=False),  # 0 for plain decoding
+        pa.field("temperature", pa.float64(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),  # kept: up to the end or the limit
+        pa.field("rounds", pa.int32(), nullable=False),
+        pa.field("accepted", pa.int32(), nullable=False),
+        pa.field("proposed", pa.int32(), nullable=False),
+        pa.field("seconds", pa.float64(), nullable=False),  # of the rounds; reading the prompt is left out
+    ]
+)
+_TABLES = {"tape": TAPE_SCHEMA, "acceptance": ACCEPTANCE_SCHEMA, "costs": COSTS_SCHEMA, "held_out": HELD_OUT_SCHEMA}
+_CONFIRMED_TABLES = {
+    "confirmed_tape": TAPE_SCHEMA,
+    "confirmed_acceptance": ACCEPTANCE_SCHEMA,
+    "confirmed_runs": RUNS_SCHEMA,
+}
 
 Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -128,8 +153,15 @@ class WorkloadRecord(_Record):
     chat_template_digest: Sha256 | None
 
 
+class Load(_Record):
+    """What a forward runs on: sequences side by side, tokens cached in each."""
+
+    batch: Annotated[int, Field(ge=1)]
+    context_tokens: Annotated[int, Field(ge=1)]
+
+
 class Settings(_Record):
-    """What was asked for."""
+    """What was asked for; costs are measured at each load, the first of which is the main one."""
 
     temperatures: list[Annotated[float, Field(ge=0)]]
     default_temperature: float | None
@@ -137,6 +169,8 @@ class Settings(_Record):
     top_k: Count
     max_k: Annotated[int, Field(ge=1)]
     max_new_tokens: Annotated[int, Field(ge=1)]
+    limit_tokens: Annotated[int, Field(ge=1)] | None  # where the workload's own requests end
+    loads: Annotated[list[Load], Field(min_length=1)]
     budget_s: Annotated[float, Field(gt=0)]
     engine: str
     command: str
@@ -152,10 +186,22 @@ class Counts(_Record):
     repeating: dict[str, Count]  # continuations that repeat one of their 8-grams, by temperature
 
 
+class ConfirmationRecord(_Record):
+    """When and how real decoding was compared with the prediction."""
+
+    created_at: str
+    environment: Environment
+    seed: int
+    prompts: Count
+    max_new_tokens: Annotated[int, Field(ge=1)]
+    command: str
+    tables: dict[str, Sha256]
+
+
 class Manifest(_Record):
     """profile.json."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     spectune_version: str
     created_at: str
     seed: int
@@ -167,6 +213,16 @@ class Manifest(_Record):
     counts: Counts
     warnings: list[Notice]
     tables: dict[str, Sha256]
+    confirmation: ConfirmationRecord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """Real decoding of held-out prompts: the timed runs, plain decoding's own text, every draft's evidence on it."""
+
+    tape: pd.DataFrame
+    acceptance: pd.DataFrame
+    runs: pd.DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +233,13 @@ class Profile:
     tape: pd.DataFrame
     acceptance: pd.DataFrame
     costs: pd.DataFrame
+    held_out: pd.DataFrame
+    confirmed: Confirmed | None = None
+
+    @property
+    def main_load(self) -> Load:
+        """Where every n and the loop's overhead were measured."""
+        return self.manifest.settings.loads[0]
 
 
 def save_profile(
@@ -195,11 +258,8 @@ def save_profile(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        digests = {
-            name: _write_table(tables[name], schema, partial / f"{name}.parquet") for name, schema in _TABLES.items()
-        }
-        text = json.dumps({**manifest, "tables": digests}, indent=2, ensure_ascii=False, allow_nan=False)
-        (partial / _MANIFEST).write_text(text + "\n", "utf-8")
+        digests = _write_tables(tables, _TABLES, partial)
+        _write_manifest({**manifest, "tables": digests}, partial)
         profile = load_profile(partial)
         if log is not None:
             shutil.copyfile(log, partial / "run.log")
@@ -212,6 +272,43 @@ def save_profile(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return profile
+
+
+def save_confirmation(directory: Path, confirmation: Mapping[str, Any], confirmed: Confirmed) -> Profile:
+    """Add a confirmation to the profile at `directory`, in place of an earlier one; the rest stays as it is.
+
+    `confirmation` is a ConfirmationRecord without its `tables`. Raises: ProfileError where it cannot be written.
+    """
+    manifest = _manifest_object(directory)
+    partial = directory.with_name(f".{directory.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(directory, partial)
+        tables = {
+            "confirmed_tape": confirmed.tape,
+            "confirmed_acceptance": confirmed.acceptance,
+            "confirmed_runs": confirmed.runs,
+        }
+        digests = _write_tables(tables, _CONFIRMED_TABLES, partial)
+        _write_manifest({**manifest, "confirmation": {**confirmation, "tables": digests}}, partial)
+        profile = load_profile(partial)
+        shutil.rmtree(directory)
+        partial.rename(directory)
+    except OSError as error:
+        problem = f"{directory} cannot be written: {(error.strerror or str(error)).lower()}"
+        raise ProfileError(problem, "copy the profile to where you may write") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return profile
+
+
+def _write_tables(tables: Mapping[str, pd.DataFrame], schemas: Mapping[str, pa.Schema], folder: Path) -> dict[str, str]:
+    return {name: _write_table(tables[name], schema, folder / f"{name}.parquet") for name, schema in schemas.items()}
+
+
+def _write_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
+    text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False)
+    (folder / _MANIFEST).write_text(text + "\n", "utf-8")
 
 
 def require_replaceable(directory: Path) -> None:
@@ -237,15 +334,33 @@ def load_profile(directory: Path) -> Profile:
     if isinstance(version, int) and version > SCHEMA_VERSION:
         problem = f"{directory} has schema version {version}; this spectune reads {SCHEMA_VERSION}"
         raise ProfileError(problem, "upgrade spectune")
+    if isinstance(version, int) and 1 <= version < SCHEMA_VERSION:
+        problem = f"{directory} is of an older spectune: schema version {version}, this one reads {SCHEMA_VERSION}"
+        raise ProfileError(problem, _AGAIN)
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ProfileError(f"{directory}/{_MANIFEST}: {where}: {first['msg'].lower()}", _AGAIN) from error
-    tables = {name: _read_table(directory, name, manifest.tables.get(name)) for name in _TABLES}
-    _require_consistent(directory, manifest, tables)
-    return Profile(manifest=manifest, **tables)
+    tables = _read_tables(directory, _TABLES, manifest.tables)
+    _require_consistent(directory, {draft.spec for draft in manifest.drafts}, tables["tape"], tables["acceptance"])
+    return Profile(manifest=manifest, **tables, confirmed=_confirmed(directory, manifest))
+
+
+def _confirmed(directory: Path, manifest: Manifest) -> Confirmed | None:
+    if manifest.confirmation is None:
+        return None
+    tables = _read_tables(directory, _CONFIRMED_TABLES, manifest.confirmation.tables)
+    tape, acceptance, runs = tables.values()
+    _require_consistent(directory, set(runs["draft"].dropna()), tape, acceptance)
+    return Confirmed(tape=tape, acceptance=acceptance, runs=runs)
+
+
+def _read_tables(
+    directory: Path, schemas: Mapping[str, pa.Schema], digests: Mapping[str, str]
+) -> dict[str, pd.DataFrame]:
+    return {name: _read_table(directory, name, schema, digests.get(name)) for name, schema in schemas.items()}
 
 
 def _manifest_object(directory: Path) -> dict[str, Any]:
@@ -276,7 +391,7 @@ def _write_table(frame: pd.DataFrame, schema: pa.Schema, path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _read_table(directory: Path, name: str, digest: str | None) -> pd.DataFrame:
+def _read_table(directory: Path, name: str, schema: pa.Schema, digest: str | None) -> pd.DataFrame:
     path = directory / f"{name}.parquet"
     try:
         data = path.read_bytes()
@@ -288,7 +403,7 @@ def _read_table(directory: Path, name: str, digest: str | None) -> pd.DataFrame:
         table = pq.read_table(pa.BufferReader(data))
     except pa.ArrowException as error:
         raise ProfileError(f"{path} is not parquet: {error}", _AGAIN) from error
-    if not table.schema.equals(_TABLES[name]):
+    if not table.schema.equals(schema):
         raise ProfileError(f"{path} has other columns than schema version {SCHEMA_VERSION}", _AGAIN)
     _require_finite(table, path)
     frame: pd.DataFrame = table.to_pandas()
@@ -303,11 +418,10 @@ def _require_finite(table: pa.Table, path: Path) -> None:
             raise ProfileError(f"{path}: {field.name} holds NaN or infinity", _AGAIN)
 
 
-def _require_consistent(directory: Path, manifest: Manifest, tables: Mapping[str, pd.DataFrame]) -> None:
+def _require_consistent(directory: Path, drafts: set[str], tape: pd.DataFrame, evidence: pd.DataFrame) -> None:
     """Every continuation has its evidence for every draft, of the same length."""
-    lengths = dict(zip(tables["tape"]["continuation"], tables["tape"]["token_ids"].map(len), strict=True))
-    evidence = tables["acceptance"]
-    expected = {(draft.spec, continuation) for draft in manifest.drafts for continuation in lengths}
+    lengths = dict(zip(tape["continuation"], tape["token_ids"].map(len), strict=True))
+    expected = {(draft, continuation) for draft in drafts for continuation in lengths}
     if set(zip(evidence["draft"], evidence["continuation"], strict=True)) != expected or len(evidence) != len(expected):
         raise ProfileError(f"{directory}: tape and acceptance do not hold the same continuations", _AGAIN)
     for name in ("draft_logprobs", "ranks", "proposed_tokens"):

@@ -125,14 +125,74 @@ def replay(
     (one window for all K compared). With counted_starts = lengths, `rounds` are what a server's clock sees and
     τ is lengths/rounds: `emitted` then includes tokens of the last round beyond the end.
     """
+    return count_rounds(walk(accept_probabilities, proposed_tokens, first_start), counted_starts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """Where rounds start, before any window is chosen."""
+
+    reach: Floats  # [T, max_k + 1, rows] P(first j proposals accepted | round at s)
+    made: Ints  # [T, rows] proposals of a round at s
+    starts: Floats  # [K, T, rows] probability that a round starts at s
+
+
+def walk(accept_probabilities: Floats, proposed_tokens: Ints | None = None, first_start: int = 0) -> Walk:
+    """Carry round starts along, for every K = 1..max_k; arguments as in `replay`."""
     length, max_k, rows = accept_probabilities.shape
     made = np.full((length, rows), max_k) if proposed_tokens is None else np.minimum(proposed_tokens, max_k)
-    accept = accept_probabilities * (np.arange(max_k)[None, :, None] < made[:, None, :])
-    reach = np.ones((length, max_k + 1, rows))  # P(first j accepted | round at s)
-    np.cumprod(accept, axis=1, out=reach[:, 1:])
-    starts = _round_starts(reach, first_start)
-    starts *= np.arange(length)[:, None] < counted_starts
-    return _counts(starts, reach, made)
+    reach = np.ones((length, max_k + 1, rows))
+    np.cumprod(accept_probabilities * (np.arange(max_k)[None, :, None] < made[:, None, :]), axis=1, out=reach[:, 1:])
+    return Walk(reach=reach, made=made, starts=_round_starts(reach, first_start))
+
+
+def count_rounds(walked: Walk, counted_starts: Ints) -> Replay:
+    """Pool the rounds that start before `counted_starts`, [rows]."""
+    starts = walked.starts * (np.arange(len(walked.made))[:, None] < counted_starts)
+    max_k = len(starts)
+    by_row = np.ascontiguousarray(np.moveaxis(starts, -1, 0))  # [rows, K, T]
+    depth, shorter = np.arange(max_k + 1)[:, None], np.tri(max_k, max_k + 1, 0)  # j < k for k = 1..max_k
+    made = np.minimum(walked.made, max_k)
+    tried = walked.reach[:, :-1] * (made[:, None] > depth[:-1])
+    reached = _pooled(by_row, tried) * shorter[:, :-1, None]
+    accepted = _pooled(by_row, walked.reach[:, 1:]) * shorter[:, :-1, None]
+    by_made = _pooled(by_row, (made[:, None] == depth).astype(np.float64))  # [K, max_k + 1, rows]
+    by_length = by_made * shorter[:, :, None]
+    for k in range(1, max_k + 1):
+        by_length[k - 1, k] = by_made[k - 1, k:].sum(axis=0)
+    rounds = starts.sum(axis=1)
+    return Replay(
+        rounds=rounds,
+        emitted=rounds + accepted.sum(axis=1),
+        reached=reached,
+        accepted=accepted,
+        proposed=np.einsum("knr,n->kr", by_length, np.arange(max_k + 1.0)),
+        rounds_by_length=by_length,
+        starts=starts,
+    )
+
+
+def _pooled(by_row: Floats, per_start: Floats) -> Floats:
+    """Σ over starts; [rows, K, T] and [T, J, rows] give [K, J, rows]."""
+    return np.asarray(np.moveaxis(by_row @ np.moveaxis(per_start, -1, 0), 0, -1))
+
+
+def rounds_variance(walked: Walk, lengths: Ints, num_speculative_tokens: int) -> Floats:
+    """[rows] variance of the number of rounds that a text of `lengths` takes, given the text; 0 where w is 0 or 1.
+
+    First and second moments of the rounds still to come, carried back from the end.
+    """
+    k = num_speculative_tokens
+    length, _, rows = walked.reach.shape
+    mean, square = np.zeros((2, length + k + 2, rows))
+    stop = walked.reach[:, : k + 1].copy()
+    stop[:, :k] -= walked.reach[:, 1 : k + 1]
+    for s in range(length - 1, -1, -1):
+        inside = s < lengths
+        to_come = np.sum(stop[s] * mean[s + 1 : s + k + 2], axis=0)
+        square[s] = inside * (1 + 2 * to_come + np.sum(stop[s] * square[s + 1 : s + k + 2], axis=0))
+        mean[s] = inside * (1 + to_come)
+    return np.asarray(np.maximum(square[0] - mean[0] ** 2, 0.0))
 
 
 def _round_starts(reach: Floats, first_start: int) -> Floats:
@@ -147,27 +207,3 @@ def _round_starts(reach: Floats, first_start: int) -> Floats:
             starts[k - 1, s + 1 : s + k + 1] += mass * stop_after[s, :k]
             starts[k - 1, s + k + 1] += mass * reach[s, k]
     return starts[:, :length]
-
-
-def _counts(starts: Floats, reach: Floats, made: Ints) -> Replay:
-    max_k, _, rows = starts.shape
-    reached = np.zeros((max_k, max_k, rows))
-    accepted = np.zeros((max_k, max_k, rows))
-    by_length = np.zeros((max_k, max_k + 1, rows))
-    for k in range(1, max_k + 1):
-        for j in range(k):
-            reached[k - 1, j] = np.sum(starts[k - 1] * reach[:, j] * (made > j), axis=0)
-            accepted[k - 1, j] = np.sum(starts[k - 1] * reach[:, j + 1], axis=0)
-        for n in range(k + 1):
-            by_length[k - 1, n] = np.sum(starts[k - 1] * (np.minimum(made, k) == n), axis=0)
-    rounds = starts.sum(axis=1)
-    proposed = np.einsum("knr,n->kr", by_length, np.arange(max_k + 1.0))
-    return Replay(
-        rounds=rounds,
-        emitted=rounds + accepted.sum(axis=1),
-        reached=reached,
-        accepted=accepted,
-        proposed=proposed,
-        rounds_by_length=by_length,
-        starts=starts,
-    )

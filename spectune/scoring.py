@@ -53,17 +53,18 @@ class ModelScorer:
 
 
 class ModelSequence:
-    """One sequence in a transformers KV cache."""
+    """One sequence in a transformers KV cache; with `rows`, as many equal ones side by side."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, rows: int = 1) -> None:
         self._model = model
+        self._rows = rows
         self._cache = new_cache()
         self._length = 0
 
     @torch.inference_mode()
     def extend(self, token_ids: Sequence[int]) -> Tensor:
         """Append tokens; logits after each, [n, vocab]."""
-        input_ids = torch.tensor([token_ids], device=self._model.device)
+        input_ids = torch.tensor([token_ids] * self._rows, device=self._model.device)
         with out_of_memory_as_device_error(self._model):
             output = self._model.network(input_ids=input_ids, cache=self._cache, use_cache=True)
         self._length += len(token_ids)

@@ -46,6 +46,12 @@ def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
     return -math.expm1((num_speculative_tokens + 1) * log_alpha) / (1.0 - alpha)
 
 
+def log_slope(alpha: float, num_speculative_tokens: int) -> float:
+    """d/dα of log (1 − α^(K+1))/(1 − α): how many per cent τ moves as α does."""
+    powers = _checked("alpha", alpha, 0.0, 1.0) ** np.arange(num_speculative_tokens + 1)
+    return float(np.arange(1, num_speculative_tokens + 1) @ powers[:-1] / powers.sum())
+
+
 def round_cost(cost_ratio: float, num_speculative_tokens: int) -> float:
     """Time of a round in plain steps under the formula's assumption: K·c + 1, c = cost_q/cost_p."""
     _checked("cost_ratio", cost_ratio, 0.0, math.inf)

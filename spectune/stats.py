@@ -1,15 +1,17 @@
 """Intervals. The unit is the prompt; counts are pooled; ratios are never averaged."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, stdtrit
+from scipy.special import bdtr, ndtri, stdtrit
 
 Floats = NDArray[np.float64]
 
 MIN_EFFECTIVE_PROMPTS = 12
 FEW_EFFECTIVE_PROMPTS = 36
+_SWEEPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +29,30 @@ def effective_prompts(weights: Floats) -> float:
     return float(np.sum(weights)) ** 2 / square if square > 0 else 0.0
 
 
-def log_ratio_standard_error(
+def log_ratio_influence(
     numerators: Floats,  # [prompts]
     denominators: Floats,  # [prompts]
-) -> float:
-    """Jackknife standard error over prompts of log(Σnumerators/Σdenominators).
+) -> Floats:  # [prompts]
+    """What each prompt does to log(Σnumerators/Σdenominators): jackknife deviations whose squares sum to its variance.
 
-    NaN where fewer than two prompts are left or one prompt carries everything.
+    Products of two such arrays sum to a covariance, so figures of the same prompts can be compared. NaN where
+    fewer than two prompts are left or one prompt carries everything.
     """
     count = len(numerators)
     left_top = numerators.sum() - numerators
     left_bottom = denominators.sum() - denominators
     if count < 2 or np.any(left_top <= 0) or np.any(left_bottom <= 0):
-        return float("nan")
+        return np.full(count, np.nan)
     leave_one_out = np.log(left_top / left_bottom)
-    spread = leave_one_out - leave_one_out.mean()
-    return float(np.sqrt((count - 1) / count * np.sum(spread**2)))
+    return np.asarray((leave_one_out.mean() - leave_one_out) * np.sqrt((count - 1) / count))
+
+
+def log_ratio_standard_error(
+    numerators: Floats,  # [prompts]
+    denominators: Floats,  # [prompts]
+) -> float:
+    """Jackknife standard error over prompts of log(Σnumerators/Σdenominators); NaN where it is not known."""
+    return float(np.sqrt(np.sum(log_ratio_influence(numerators, denominators) ** 2)))
 
 
 def log_t_interval(estimate: float, standard_error: float, effective_count: float) -> Interval:
@@ -51,6 +61,38 @@ def log_t_interval(estimate: float, standard_error: float, effective_count: floa
         return Interval(estimate=estimate, low=None, high=None)
     half = float(stdtrit(effective_count - 1, 0.975)) * standard_error
     return Interval(estimate=estimate, low=estimate * float(np.exp(-half)), high=estimate * float(np.exp(half)))
+
+
+def max_t_quantile(
+    influence: Floats,  # [observations, candidates] of each observation on each candidate's log figure
+    draws: int = 4000,
+) -> float:
+    """The 97.5% quantile of the largest standardised error among candidates: at least 1.96.
+
+    A lower end that many standard errors below the best candidate holds for whichever candidate was picked.
+    Errors are drawn as a normal with the candidates' own covariance, Σ over observations of influence products;
+    the seed is fixed. Source: Westfall and Young 1993 (max-t); Chernozhukov et al. 2013 (multiplier bootstrap).
+    """
+    covariance = influence.T @ influence
+    deviation = np.sqrt(np.diag(covariance))
+    alive = deviation > 0
+    if not alive.any():
+        return float(ndtri(0.975))
+    correlation = covariance[np.ix_(alive, alive)] / np.outer(deviation[alive], deviation[alive])
+    values, vectors = np.linalg.eigh(correlation)
+    normals = np.random.default_rng(0).standard_normal((draws, len(values)))
+    errors = normals @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    return max(float(np.quantile(errors.max(axis=1), 0.975)), float(ndtri(0.975)))
+
+
+def prediction_standard_error(influence: Floats, within_variance: float, prompts: int) -> float:
+    """Standard error of the log ratio that a run on `prompts` other prompts will show.
+
+    `influence` is [n] over the prompts at hand (their squares sum to the variance of the population figure);
+    `within_variance` is what the chance of acceptance adds to the log ratio of one run on these n.
+    """
+    share = len(influence) / prompts
+    return float(np.sqrt(np.sum(influence**2) * (1 + share) + within_variance * share))
 
 
 def median_half_width(samples: Floats) -> float:
@@ -65,3 +107,34 @@ def median_half_width(samples: Floats) -> float:
     rank = int(np.searchsorted(bdtr(np.arange(count), count, 0.5), 0.025, side="right")) - 1
     width = ordered[count - 1 - rank] - ordered[rank] if rank >= 0 else np.inf
     return float(width / 2 / np.median(ordered))
+
+
+def steady_seconds(
+    seconds: Floats,  # [samples]
+    cells: NDArray[np.int64],  # [samples] which cell each sample is of
+    passes: NDArray[np.int64],  # [samples] which measurement pass it belongs to
+    forwards: NDArray[np.bool_],  # [samples] whether it may tell how fast the machine was
+) -> Floats:  # [samples]
+    """Samples with what all forwards of a pass share divided out: a drift of the machine touches all cells alike.
+
+    The shared part is the pass effect of a median polish of log seconds, its median 1. Passes with fewer than
+    five forwards keep theirs, since so few would hide their own noise. Source: Tukey 1977.
+    """
+    levels = np.zeros(int(passes.max(initial=-1)) + 1)
+    enough = np.bincount(passes[forwards], minlength=len(levels)) >= 5
+    logs = np.log(np.maximum(seconds[forwards], 1e-12))
+    its_pass, its_cell = passes[forwards], cells[forwards]
+    for _ in range(_SWEEPS if enough.any() else 0):
+        flat = _medians_by(logs - levels[its_pass], its_cell)
+        levels = np.where(enough, _medians_by(logs - flat[its_cell], its_pass, len(levels)), 0.0)
+        levels = np.where(enough, levels - np.median(levels[enough]), 0.0)
+    return np.asarray(seconds / np.exp(levels[passes]))
+
+
+def _medians_by(values: Floats, groups: NDArray[np.int64], count: int = 0) -> Floats:
+    """[groups] median of the values in each group, 0 where it is empty; at least `count` groups."""
+    order = np.argsort(groups, kind="stable")
+    count = max(count, int(groups.max(initial=-1)) + 1)
+    bounds = np.searchsorted(groups[order], np.arange(count + 1))
+    parts = [values[order[first:last]] for first, last in pairwise(bounds)]
+    return np.array([np.median(part) if len(part) else 0.0 for part in parts])

@@ -26,7 +26,7 @@ def manifest(
         "digest": None,
     }
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "spectune_version": "0.1.0",
         "created_at": "2026-11-30T00:00:00+00:00",
         "seed": 0,
@@ -57,6 +57,8 @@ def manifest(
             "top_k": 0,
             "max_k": max_k,
             "max_new_tokens": 64,
+            "limit_tokens": None,
+            "loads": [{"batch": 1, "context_tokens": 100}],
             "budget_s": 1.0,
             "engine": "spectune",
             "command": "spectune profile -o toy",
@@ -96,6 +98,7 @@ def make_profile(
         "tape": pd.DataFrame.from_records(tape),
         "acceptance": pd.DataFrame.from_records(evidence),
         "costs": _costs(drafts, tuple(acceptance), max_k, plain_s, verify_s, draft_s, noise, rng),
+        "held_out": pd.DataFrame({"prompt_id": ["f" * 64], "category": ["code"], "prompt_token_ids": [[1, 2]]}),
     }
     return save_profile(manifest(tuple(acceptance), max_k, drafts, **changes), tables, directory)
 

@@ -166,7 +166,7 @@ def test_tables_fit_the_terminal(tmp_path, width) -> None:
     from rich.console import Console
 
     from spectune.cli.terminal import show_settings
-    from spectune.fit import fit_formula
+    from spectune.formula import fit_formula
     from tests.profiles import make_profile
 
     settings = fit_settings(make_profile(tmp_path / "p", {0.0: 0.8, 1.0: 0.5}, ngram_acceptance=0.4))

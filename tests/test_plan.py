@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from spectune.errors import ConfigError, InsufficientDataError
-from spectune.fit import fit_formula, fit_settings
+from spectune.fit import fit_settings
+from spectune.formula import fit_formula
 from spectune.plan import recommend
 from spectune.speedup import expected_tokens
 from tests.profiles import NGRAM, make_profile

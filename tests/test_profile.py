@@ -39,7 +39,8 @@ def test_a_profile_comes_back_as_it_was_written(saved) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda m: m.update(schema_version=2), "schema version 2"),
+        (lambda m: m.update(schema_version=3), "schema version 3"),
+        (lambda m: m.update(schema_version=1), "older spectune: schema version 1"),
         (lambda m: m.update(schema_version=0), "schema_version"),
         (lambda m: m.update(extra=1), "extra"),
         (lambda m: m["settings"].update(max_k="4"), "settings.max_k"),
@@ -110,7 +111,12 @@ def test_another_directory_is_never_overwritten(tmp_path) -> None:
 
 def test_a_bad_profile_never_replaces_a_good_one(saved) -> None:
     profile = load_profile(saved)
-    tables = {"tape": profile.tape, "acceptance": profile.acceptance.iloc[1:], "costs": profile.costs}
+    tables = {
+        "tape": profile.tape,
+        "acceptance": profile.acceptance.iloc[1:],
+        "costs": profile.costs,
+        "held_out": profile.held_out,
+    }
     with pytest.raises(ProfileError):
         save_profile(manifest((0.0,), 4, [{"spec": "small", "method": "draft_model"}]), tables, saved)
     assert load_profile(saved).manifest == profile.manifest

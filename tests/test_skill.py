@@ -104,7 +104,7 @@ def test_machine_output_has_the_promised_keys(fast, capsys) -> None:
     assert set(promised.split()) <= machine.keys()
     assert set(machine["temperature_gate"]) == {"speculate_up_to", "plain_from"}
     assert set(machine["speedup"]) == {"estimate", "low", "high"}
-    assert set(machine["fallback"]) == {"acceptance_length_below", "window_requests"}
+    assert set(machine["fallback"]) == {"acceptance_length_below", "window_requests", "false_trip_rate"}
     assert machine["tree_width"] == 1
     assert machine["temperature_gate"] == {"speculate_up_to": 1.0, "plain_from": 1.5}
 

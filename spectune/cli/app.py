@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import spectune
+from spectune.cli.confirm import confirm
 from spectune.cli.profile import profile
 from spectune.cli.recommend import recommend
 from spectune.cli.what_if import what_if
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(profile)
 app.command()(recommend)
+app.command()(confirm)
 app.command("what-if")(what_if)
 
 

@@ -37,6 +37,22 @@ def profile(
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", help="Length of each recorded continuation, in tokens.")
     ] = 64,
+    limit_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Where your own requests end, in tokens, if recording goes that far. Default: unknown."
+        ),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(metavar="B", help="Also measure costs at this batch, in sequences. Repeatable. Always: 1."),
+    ] = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="L", help="Also measure costs at this context, in tokens. Repeatable. Always: the workload's own."
+        ),
+    ] = None,
     budget_s: Annotated[float, typer.Option(metavar="S", help="Time for measuring costs, in seconds.")] = 60.0,
     device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1, …")] = "auto",
     dtype: Annotated[str, typer.Option(metavar="T", help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -51,7 +67,8 @@ def profile(
 ) -> None:
     """Measure target, drafts and machine on a workload, and save the evidence."""
     from spectune.cli.terminal import TerminalProgress, show_settings, show_warnings
-    from spectune.fit import fit_formula, fit_settings
+    from spectune.fit import fit_settings
+    from spectune.formula import fit_formula
     from spectune.measure.pipeline import ProfileRequest, measure_profile
 
     request = ProfileRequest(
@@ -63,6 +80,9 @@ def profile(
         temperatures=tuple(temperature or ()),
         max_k=max_k,
         max_new_tokens=max_new_tokens,
+        limit_tokens=limit_tokens,
+        batches=tuple(batch or ()),
+        contexts=tuple(context or ()),
         budget_s=budget_s,
         device=device,
         dtype=dtype,

@@ -5,13 +5,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spectune.report.skill import interval_text
+from spectune.report.skill import formula_text, interval_text
+from spectune.stats import Interval
 
 if TYPE_CHECKING:
-    from spectune.fit import FormulaFit, Setting
+    from spectune.confirmation import Confirmation
+    from spectune.fit import Setting
+    from spectune.formula import FormulaFit
     from spectune.profile import Notice
 
 
@@ -75,8 +79,7 @@ def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequ
         console.print(f"T = {fit.temperature:g} · {fit.draft}", style="bold", markup=False, soft_wrap=True)
         table = _narrow_table if console.width < _NARROW_COLUMNS else _settings_table
         console.print(table(mine, fastest[fit.temperature]))
-        error = f"α = {fit.alpha:.2f}: off by up to {fit.largest_error:.0%}"
-        console.print(f"formula (1−α^(K+1))/(1−α), {error}\n", markup=False, soft_wrap=True)
+        console.print(f"formula (1−α^(K+1))/(1−α): {formula_text(fit)}\n", markup=False, soft_wrap=True)
 
 
 def _settings_table(settings: Sequence["Setting"], fastest: "Setting") -> Table:
@@ -107,6 +110,48 @@ def _narrow_table(settings: Sequence["Setting"], fastest: "Setting") -> Table:
         length, speedup = f"{setting.acceptance_length.estimate:.2f}", interval_text(setting.speedup)
         table.add_row(f"{mark}{setting.num_speculative_tokens}", length, speedup.replace("[", r"\["))
     return table
+
+
+def show_confirmation(seen: "Confirmation") -> None:
+    """Predicted, replayed and measured side by side, then the errors over all settings; on stdout."""
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    headers = (
+        "T",
+        "draft",
+        "K",
+        r"predicted \[where a run falls]",
+        "replayed",
+        r"measured \[95%]",
+        "tokens",
+        "method error",
+        "",
+    )
+    for header in headers:
+        table.add_column(header, justify="left" if header in ("draft", "") else "right", no_wrap=True)
+    for one in seen.settings:
+        predicted = Interval(estimate=one.predicted_speedup, low=one.predicted_low, high=one.predicted_high)
+        measured = Interval(estimate=one.measured_speedup, low=one.measured_low, high=one.measured_high)
+        table.add_row(
+            f"{one.temperature:g}",
+            one.draft,
+            str(one.num_speculative_tokens),
+            escape(interval_text(predicted)),
+            f"{one.replayed_speedup:.2f}",
+            escape(interval_text(measured)),
+            f"{one.measured_tokens:,}",
+            f"{one.method_error:.1%}",
+            "outside" if one.inside_interval is False else "",
+        )
+    width = max(console.width, 40)
+    console.print(table, width=max(width, 120) if not console.is_terminal else width)
+    inside = seen.fraction_inside_interval
+    console.print(
+        f"method error {seen.median_method_error:.1%} in the median, {seen.max_method_error:.1%} at worst; "
+        f'"always 1.0×" {seen.null_errors.always_one:.1%}, the formula {seen.null_errors.geometric:.1%} in the median'
+    )
+    if inside is not None:
+        console.print(f"measured inside the predicted interval: {inside:.0%} of {len(seen.settings)} settings")
 
 
 def show_warnings(console: Console, warnings: Sequence["Notice"]) -> None:

@@ -26,6 +26,12 @@ class DraftModel:
         self.scorer: Scorer = ModelScorer(model) if isinstance(model, LanguageModel) else model
         self._target = target
 
+    @property
+    def model(self) -> LanguageModel:
+        """The language model that drafts. Raises: AssertionError where it is a table of a test."""
+        assert self._model is not None, "needs a language model"
+        return self._model
+
     def open(self, rng: np.random.Generator) -> "DraftModelSequence":
         """Start on a sequence."""
         return DraftModelSequence(self.scorer, rng)
@@ -33,11 +39,10 @@ class DraftModel:
     def evidence(self, continuations: Sequence[Continuation], max_k: int) -> list[Evidence]:
         """Log q(x), argmax, rank (and Σ min(p, q)) at every position, teacher-forced: one pass gives every K."""
         del max_k
-        assert self._model is not None, "evidence needs a language model"
         found: dict[int, Evidence] = {}
         for batch in _batches(continuations):
             rows = [continuations[index] for index in batch]
-            found.update(zip(batch, self._batch_evidence(self._model, rows), strict=True))
+            found.update(zip(batch, self._batch_evidence(self.model, rows), strict=True))
         return [found[index] for index in range(len(continuations))]
 
     def _batch_evidence(self, model: LanguageModel, rows: list[Continuation]) -> list[Evidence]:

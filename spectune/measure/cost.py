@@ -9,42 +9,55 @@ from time import perf_counter
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
-from spectune.decode import speculative_rounds
-from spectune.drafting import Drafter, Drafting, Proposal
+from spectune.costs import KNOWN_WITHIN
+from spectune.drafting import Drafter
 from spectune.drafting.draft_model import DraftModel
 from spectune.measure import Progress
+from spectune.measure.rounds import Stopwatch, TimedRounds
 from spectune.models import LanguageModel
+from spectune.profile import Load
 from spectune.sampling import Sampling
-from spectune.scoring import CachedSequence, ModelScorer, Scorer
-from spectune.stats import median_half_width
+from spectune.scoring import ModelSequence
+from spectune.stats import median_half_width, steady_seconds
 
-KNOWN_WITHIN = 0.03
-_FEWEST_PASSES = 3
+ROUND_DEPTHS = (1, 2, 4)  # and the largest K: the overhead is taken from 1 and 4, the others judge it
+_FEWEST_PASSES = 6  # below six samples the median has no interval
+_MOST_WARM_UP_PASSES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Something to time: `run` does it once and returns its seconds."""
+    """Something to time: `run` does it once and returns the seconds of each of its parts."""
 
-    part: str
+    parts: tuple[str, ...]
     tokens: int
-    run: Callable[[], float]
+    run: Callable[[], tuple[float, ...]]
+    load: Load
     draft: str | None = None
     temperature: float | None = None
+
+    @property
+    def forward(self) -> bool:
+        """Whether it times a forward or a lookup; else a real round."""
+        return self.parts[0] in ("cost_p", "cost_q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSettings:
-    """What to measure at: one sequence whose cache holds `context_token_ids`."""
+    """What to measure at. `text_token_ids` is a recorded sequence; caches hold as much of it as a load says."""
 
-    context_token_ids: list[int]
+    text_token_ids: list[int]
+    loads: Sequence[Load]  # the first is the main one, where every n and the loop's overhead are measured
     max_k: int
     samplings: Sequence[Sampling]
     budget_s: float
     seed: int
+
+    def context(self, load: Load) -> list[int]:
+        """The cached tokens at a load; the text starts over where it is too short."""
+        repeats = -(-load.context_tokens // len(self.text_token_ids))
+        return (self.text_token_ids * repeats)[: load.context_tokens]
 
 
 def cost_table(
@@ -52,217 +65,167 @@ def cost_table(
 ) -> pd.DataFrame:
     """Raw samples as profile.COSTS_SCHEMA has them.
 
-    Passes go on until every median is known within ±3% or the budget ends.
+    Passes go on until every median is known within ±3% or the budget ends; a real round drops out as soon as
+    its overhead is known.
     """
     progress.start("costs", settings.budget_s, "s")
     began = perf_counter()
-    cells = _cells(target, drafts, settings)
-    rng = np.random.default_rng(settings.seed)
-    samples: dict[int, list[float]] = {index: [] for index in range(len(cells))}
-    _one_pass(cells, rng, None)  # warm-up
-    passes, spent = 0, 0.0
-    while passes < _FEWEST_PASSES or (spent < settings.budget_s and _noise(cells, samples) > KNOWN_WITHIN):
-        _one_pass(cells, rng, samples)
+    samples = _Samples(_cells(target, drafts, settings), settings.seed)
+    samples.warm_up()
+    passes, spent, noise = 0, 0.0, float("inf")
+    while passes < _FEWEST_PASSES or (spent < settings.budget_s and noise > KNOWN_WITHIN):
+        samples.one_pass(passes)
         passes += 1
-        progress.advance(min(perf_counter() - began, settings.budget_s) - spent, f"±{_noise(cells, samples):.1%}")
+        noise = samples.noise()
+        progress.advance(min(perf_counter() - began, settings.budget_s) - spent, f"±{noise:.1%}")
         spent = perf_counter() - began
     progress.advance(max(settings.budget_s - spent, 0.0))
-    return _table(cells, samples, len(settings.context_token_ids))
+    return samples.table()
 
 
-def noisiest(costs: pd.DataFrame) -> tuple[str, float]:
-    """The cell whose median is known worst, and its half-width relative to a plain step or itself, the longer."""
-    keys = ["part", "draft", "temperature", "tokens"]
-    plain_s = float(costs[(costs["part"] == "cost_p") & (costs["tokens"] == 1)]["seconds"].median())
-    worst = ("", 0.0)
-    for key, group in costs.groupby(keys, dropna=False):
-        width = _relative_noise(group["seconds"].to_numpy(), plain_s)
-        if width > worst[1]:
-            name = {"cost_p": "verify n", "cost_q": "draft n", "overhead": "overhead K"}[str(key[0])]
-            worst = (f"{name} = {key[3]}", width)
-    return worst
+class _Samples:
+    """The seconds so far, and how well each cell's median is known."""
 
+    def __init__(self, cells: list[Cell], seed: int) -> None:
+        self._cells = cells
+        self._rng = np.random.default_rng(seed)
+        self._rows: list[tuple[int, int, tuple[float, ...]]] = []  # cell, pass, seconds of its parts
+        self._widths = [float("inf")] * len(cells)
 
-def _relative_noise(samples: np.ndarray, plain_s: float) -> float:
-    median = float(np.median(samples))
-    return median_half_width(samples) * abs(median) / max(median, plain_s) if median else 0.0
+    def warm_up(self) -> None:
+        """Run everything, then the forwards until they no longer get more than a tenth faster."""
+        for cell in self._cells:
+            cell.run()
+        before = float("inf")
+        for _ in range(_MOST_WARM_UP_PASSES):
+            took = sum(cell.run()[0] for cell in self._cells if cell.forward)
+            if took > 0.9 * before:
+                break
+            before = took
 
+    def one_pass(self, number: int) -> None:
+        """Time every cell that is still to be known better, in a fresh order."""
+        for index in self._rng.permutation(len(self._cells)):
+            cell = self._cells[index]
+            if cell.forward or number < _FEWEST_PASSES or self._widths[index] > KNOWN_WITHIN:
+                self._rows.append((int(index), number, cell.run()))
 
-def _noise(cells: list[Cell], samples: dict[int, list[float]]) -> float:
-    plain = next(index for index, cell in enumerate(cells) if (cell.part, cell.tokens) == ("cost_p", 1))
-    plain_s = float(np.median(samples[plain])) if samples[plain] else 1.0
-    return max(_relative_noise(np.array(values), plain_s) if values else np.inf for values in samples.values())
-
-
-def _one_pass(cells: list[Cell], rng: np.random.Generator, samples: dict[int, list[float]] | None) -> None:
-    for index in rng.permutation(len(cells)):
-        seconds = cells[index].run()
-        if samples is not None:
-            samples[int(index)].append(seconds)
-
-
-def _table(cells: list[Cell], samples: dict[int, list[float]], context_tokens: int) -> pd.DataFrame:
-    return pd.DataFrame.from_records(
-        [
-            {
-                "part": cell.part,
-                "draft": cell.draft,
-                "temperature": cell.temperature,
-                "tokens": cell.tokens,
-                "batch": 1,
-                "context_tokens": context_tokens,
-                "measurement_pass": number,
-                "seconds": seconds,
-            }
-            for index, cell in enumerate(cells)
-            for number, seconds in enumerate(samples[index])
+    def noise(self) -> float:
+        """Half-width of the worst known median."""
+        cells, passes = (np.array([row[place] for row in self._rows]) for place in (0, 1))
+        seconds = np.array([row[2][0] for row in self._rows])
+        forwards = np.array([cell.forward for cell in self._cells])
+        steady = steady_seconds(seconds, cells, passes, forwards[cells])
+        plain = {cell.load: steady[cells == index] for index, cell in enumerate(self._cells) if _plain(cell)}
+        self._widths = [
+            relative_half_width(steady[cells == index], float(np.median(plain[cell.load])))
+            for index, cell in enumerate(self._cells)
         ]
-    )
+        return max(self._widths)
+
+    def table(self) -> pd.DataFrame:
+        return pd.DataFrame.from_records(
+            [
+                {
+                    "part": part,
+                    "draft": cell.draft,
+                    "temperature": cell.temperature,
+                    "tokens": cell.tokens,
+                    "batch": cell.load.batch,
+                    "context_tokens": cell.load.context_tokens,
+                    "measurement_pass": number,
+                    "seconds": seconds,
+                }
+                for index, number, values in sorted(self._rows, key=lambda row: (row[0], row[1]))
+                for cell in [self._cells[index]]
+                for part, seconds in zip(cell.parts, values, strict=True)
+            ]
+        )
+
+
+def _plain(cell: Cell) -> bool:
+    return cell.parts[0] == "cost_p" and cell.tokens == 1
+
+
+def relative_half_width(samples: np.ndarray, plain_s: float) -> float:
+    """How well a median is known, relative to itself or to a plain step, the longer."""
+    median = float(np.median(samples))
+    return median_half_width(samples) * abs(median) / max(abs(median), plain_s) if median else 0.0
 
 
 def _cells(target: LanguageModel, drafts: dict[str, Drafter], settings: CostSettings) -> list[Cell]:
-    scorer, stopwatch = ModelScorer(target), Stopwatch(target.device)
-    verify = _forward_cells("cost_p", None, scorer, range(1, settings.max_k + 2), settings, stopwatch)
-    plain = _overhead_cells(None, None, target, [0], settings)
-    depths = sorted({1, min(4, settings.max_k), settings.max_k})
-    cells = [*verify, *plain]
+    main, *others = settings.loads
+    cells = _cells_at(main, range(1, settings.max_k + 2), target, drafts, settings)
+    cells += _round_cells(None, None, target, [0], settings)
+    depths = sorted({*ROUND_DEPTHS, settings.max_k} & set(range(1, settings.max_k + 1)))
+    for spec, drafter in drafts.items():
+        cells += _round_cells(spec, drafter if isinstance(drafter, DraftModel) else None, target, depths, settings)
+    sizes = sorted({1, 2, 3, 5, settings.max_k + 1} & set(range(1, settings.max_k + 2)))
+    for load in others:
+        cells += _cells_at(load, sizes, target, drafts, settings)
+    return cells
+
+
+def _cells_at(
+    load: Load, sizes: Sequence[int], target: LanguageModel, drafts: dict[str, Drafter], settings: CostSettings
+) -> list[Cell]:
+    cells = _forward_cells("cost_p", None, target, sizes, load, settings)
     for spec, drafter in drafts.items():
         if isinstance(drafter, DraftModel):
             # two tokens at once: what a step costs after a round whose proposals were all accepted
-            cells += _forward_cells("cost_q", spec, drafter.scorer, (1, 2), settings, stopwatch)
-            cells += _overhead_cells(spec, drafter, target, depths, settings)
+            cells += _forward_cells("cost_q", spec, drafter.model, (1, 2), load, settings)
         else:
-            cells.append(_lookup_cell(spec, drafter, settings))
-            cells += _overhead_cells(spec, None, target, depths, settings)
+            cells.append(_lookup_cell(spec, drafter, load, settings))
     return cells
 
 
 def _forward_cells(
-    part: str, draft: str | None, scorer: Scorer, sizes: Sequence[int], settings: CostSettings, stopwatch: "Stopwatch"
+    part: str, draft: str | None, model: LanguageModel, sizes: Sequence[int], load: Load, settings: CostSettings
 ) -> list[Cell]:
-    context = settings.context_token_ids
-    sequence = scorer.open()
+    context, stopwatch = settings.context(load), Stopwatch(model.device)
+    sequence = ModelSequence(model, rows=load.batch)
     sequence.extend(context)
 
-    def run(size: int) -> float:
+    def run(size: int) -> tuple[float]:
         seconds = stopwatch.seconds(lambda: sequence.extend(context[:size]))
         sequence.crop(len(context))
-        return seconds
+        return (seconds,)
 
-    return [Cell(part=part, draft=draft, tokens=n, run=lambda n=n: run(n)) for n in sizes]  # type: ignore[misc]
+    return [
+        Cell(parts=(part,), draft=draft, tokens=n, load=load, run=lambda n=n: run(n))  # type: ignore[misc]
+        for n in sizes
+    ]
 
 
-def _lookup_cell(spec: str, drafter: Drafter, settings: CostSettings) -> Cell:
+def _lookup_cell(spec: str, drafter: Drafter, load: Load, settings: CostSettings) -> Cell:
     drafting = drafter.open(np.random.default_rng(settings.seed))
+    context = settings.context(load)
 
-    def run() -> float:
+    def run() -> tuple[float]:
         began = perf_counter()
-        drafting.propose(settings.context_token_ids, settings.max_k, settings.samplings[0])
-        return perf_counter() - began
+        for _ in range(load.batch):
+            drafting.propose(context, settings.max_k, settings.samplings[0])
+        return (perf_counter() - began,)
 
-    return Cell(part="cost_q", draft=spec, tokens=1, run=run)
+    return Cell(parts=("cost_q",), draft=spec, tokens=1, load=load, run=run)
 
 
-def _overhead_cells(
+def _round_cells(
     spec: str | None, drafter: DraftModel | None, target: LanguageModel, depths: Sequence[int], settings: CostSettings
 ) -> list[Cell]:
-    """A real round less its forwards, greedy and (where asked for) sampled."""
+    """Real rounds at the main load, greedy and (where asked for) sampled: what their forwards leave, and the whole."""
     measured = {sampling.greedy: sampling for sampling in reversed(settings.samplings)}
-    rounds = _TimedRounds(target, drafter, settings)
+    main = settings.loads[0]
+    rounds = TimedRounds(target, drafter, settings.context(main), settings.seed)
     return [
         Cell(
-            part="overhead",
+            parts=("overhead", "round"),
             draft=spec,
             temperature=sampling.temperature,
             tokens=k,
-            run=lambda k=k, sampling=sampling: rounds.overhead_s(k, sampling),  # type: ignore[misc]
+            load=main,
+            run=lambda k=k, sampling=sampling: rounds.seconds(k, sampling),  # type: ignore[misc]
         )
         for sampling in measured.values()
         for k in depths
     ]
-
-
-class Stopwatch:
-    """Seconds of a call on a device: CUDA events on a GPU, the wall clock on a CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Run `work` once and wait for it."""
-        if self._device.type != "cuda":
-            began = perf_counter()
-            work()
-            return perf_counter() - began
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize(self._device)
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
-
-
-class _TimedRounds:
-    """Real rounds from one context, with the time spent in forwards known."""
-
-    def __init__(self, target: LanguageModel, drafter: DraftModel | None, settings: CostSettings) -> None:
-        self._context = settings.context_token_ids
-        self._rng = np.random.default_rng(settings.seed)
-        self._forwards = _ForwardClock(Stopwatch(target.device))
-        self._sequence = _TimedSequence(ModelScorer(target).open(), self._forwards)
-        self._sequence.extend(self._context[:-1])
-        self._drafting: Drafting = _Scripted()
-        if drafter is not None:
-            self._drafting = DraftModel(_TimedScorer(drafter.scorer, self._forwards)).open(self._rng)
-
-    def overhead_s(self, num_speculative_tokens: int, sampling: Sampling) -> float:
-        """Seconds of one round outside its forwards."""
-        self._forwards.spent_s = 0.0
-        token_ids = list(self._context)
-        rounds = speculative_rounds(
-            self._sequence, self._drafting, token_ids, num_speculative_tokens, sampling, self._rng
-        )
-        began = perf_counter()
-        next(rounds)
-        seconds = perf_counter() - began
-        self._sequence.crop(len(self._context) - 1)
-        return seconds - self._forwards.spent_s
-
-
-class _ForwardClock:
-    def __init__(self, stopwatch: Stopwatch) -> None:
-        self.stopwatch = stopwatch
-        self.spent_s = 0.0
-
-
-class _TimedSequence:
-    def __init__(self, sequence: CachedSequence, clock: _ForwardClock) -> None:
-        self._sequence = sequence
-        self._clock = clock
-
-    def extend(self, token_ids: Sequence[int]) -> Tensor:
-        result: list[Tensor] = []
-        self._clock.spent_s += self._clock.stopwatch.seconds(lambda: result.append(self._sequence.extend(token_ids)))
-        return result[0]
-
-    def crop(self, length: int) -> None:
-        self._sequence.crop(length)
-
-
-class _TimedScorer:
-    def __init__(self, scorer: Scorer, clock: _ForwardClock) -> None:
-        self._scorer = scorer
-        self._clock = clock
-        self.vocab_size = scorer.vocab_size
-
-    def open(self) -> CachedSequence:
-        return _TimedSequence(self._scorer.open(), self._clock)
-
-
-class _Scripted:
-    """Proposes as many tokens as asked, at once: what is left of a round is the loop's own time."""
-
-    def propose(self, token_ids: Sequence[int], max_tokens: int, sampling: Sampling) -> Proposal:
-        del sampling
-        return Proposal(draft_token_ids=list(token_ids[:max_tokens]))

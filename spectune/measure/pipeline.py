@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 
 import spectune
+from spectune.costs import KNOWN_WITHIN, CostCells
 from spectune.drafting import Drafter
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.ngram import NgramDrafter
@@ -19,9 +20,17 @@ from spectune.drafting_spec import DEFAULT_DRAFT, canonical_spec, ngram_bounds
 from spectune.errors import ConfigError
 from spectune.measure import Progress
 from spectune.measure.acceptance import acceptance_table
-from spectune.measure.cost import KNOWN_WITHIN, CostSettings, cost_table, noisiest
+from spectune.measure.cost import CostSettings, cost_table
 from spectune.measure.environment import environment, model_record
-from spectune.measure.tape import TapePrompt, TapeRow, continuations, record_tape, repeating_rows, tape_table
+from spectune.measure.tape import (
+    TapePrompt,
+    TapeRow,
+    continuations,
+    held_out_table,
+    record_tape,
+    repeating_rows,
+    tape_table,
+)
 from spectune.models import (
     LanguageModel,
     SamplingDefaults,
@@ -31,9 +40,9 @@ from spectune.models import (
     resolve_device,
     sampling_defaults,
 )
-from spectune.profile import DraftRecord, Notice, Profile, require_replaceable, save_profile
+from spectune.profile import SCHEMA_VERSION, DraftRecord, Load, Notice, Profile, require_replaceable, save_profile
 from spectune.sampling import Sampling
-from spectune.workload import Workload, load_workload
+from spectune.workload import Prompt, Workload, load_workload
 
 log = logging.getLogger("spectune")
 
@@ -53,6 +62,9 @@ class ProfileRequest:
     temperatures: Sequence[float] = field(default_factory=tuple)
     max_k: int = 8
     max_new_tokens: int = 64
+    limit_tokens: int | None = None
+    batches: Sequence[int] = field(default_factory=tuple)
+    contexts: Sequence[int] = field(default_factory=tuple)
     budget_s: float = 60.0
     device: str = "auto"
     dtype: str = "auto"
@@ -70,6 +82,7 @@ class _Prepared:
     samplings: list[Sampling]
     workload: Workload
     prompts: list[TapePrompt]
+    held_out: list[TapePrompt]
     skipped: int
 
 
@@ -83,10 +96,16 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
         )
     with _timed("replay"):
         acceptance = acceptance_table(prepared.drafts, continuations(rows), request.max_k, progress)
+    settings = _cost_settings(request, prepared, rows)
     with _timed("costs"):
-        costs = cost_table(prepared.target, prepared.drafts, _cost_settings(request, prepared, rows), progress)
-    manifest = _manifest(request, prepared, rows, costs)
-    tables = {"tape": tape_table(rows), "acceptance": acceptance, "costs": costs}
+        costs = cost_table(prepared.target, prepared.drafts, settings, progress)
+    manifest = _manifest(request, prepared, rows, settings, costs)
+    tables = {
+        "tape": tape_table(rows, request.max_new_tokens == request.limit_tokens),
+        "acceptance": acceptance,
+        "costs": costs,
+        "held_out": held_out_table(prepared.held_out),
+    }
     return save_profile(manifest, tables, request.output, run_log)
 
 
@@ -108,6 +127,12 @@ def _check(request: ProfileRequest) -> None:
     if request.max_new_tokens <= request.max_k:
         problem = f"--max-new-tokens {request.max_new_tokens} leaves no complete round at K = {request.max_k}"
         raise ConfigError(problem, f"give more than --max-k, best at least {8 * request.max_k}")
+    if request.limit_tokens is not None and request.limit_tokens < request.max_new_tokens:
+        problem = f"--limit-tokens {request.limit_tokens} is below --max-new-tokens {request.max_new_tokens}"
+        raise ConfigError(problem, "requests end at the limit: record at most that many")
+    for name, values in (("--batch", request.batches), ("--context", request.contexts)):
+        if any(value < 1 for value in values):
+            raise ConfigError(f"{name} is {min(values)}", "give whole numbers of at least 1")
     if not 0 < request.budget_s < float("inf"):
         raise ConfigError(f"--budget-s is {request.budget_s}", "give a positive number of seconds")
     if request.seed < 0:
@@ -131,7 +156,13 @@ def _prepare(request: ProfileRequest, progress: Progress) -> _Prepared:
         for temperature in dict.fromkeys(chosen)
     ]
     limit = min([target.max_positions, *(record.model.max_positions for record in records if record.model)])
-    prompts, skipped = _tape_prompts(workload, target, limit - request.max_new_tokens - request.max_k - 1)
+    if request.contexts and max(request.contexts) + request.max_k + 1 > limit:
+        raise ConfigError(f"--context {max(request.contexts)} does not fit the models' {limit} positions", "give less")
+    room = limit - request.max_new_tokens - request.max_k - 1
+    prompts = _fitting(workload.profiled, target, room)
+    if not prompts:
+        problem = f"no prompt fits the context: {max(room, 0)} tokens are left for it"
+        raise ConfigError(problem, "use shorter prompts, or models with more positions")
     progress.say(_headline(target, workload, samplings, request, specs))
     return _Prepared(
         target=target,
@@ -141,7 +172,8 @@ def _prepare(request: ProfileRequest, progress: Progress) -> _Prepared:
         samplings=samplings,
         workload=workload,
         prompts=prompts,
-        skipped=skipped,
+        held_out=_fitting(workload.held_out, target, room),
+        skipped=len(workload.profiled) - len(prompts),
     )
 
 
@@ -171,16 +203,12 @@ def _open_drafts(
     return drafts, records
 
 
-def _tape_prompts(workload: Workload, target: LanguageModel, room: int) -> tuple[list[TapePrompt], int]:
+def _fitting(prompts: Sequence[Prompt], target: LanguageModel, room: int) -> list[TapePrompt]:
     encoded = [
         TapePrompt(id=prompt.id, category=prompt.category, token_ids=prompt_token_ids(target, prompt.messages))
-        for prompt in workload.profiled
+        for prompt in prompts
     ]
-    fitting = [prompt for prompt in encoded if len(prompt.token_ids) <= room]
-    if not fitting:
-        problem = f"no prompt fits the context: {max(room, 0)} tokens are left for it"
-        raise ConfigError(problem, "use shorter prompts, or models with more positions")
-    return fitting, len(encoded) - len(fitting)
+    return [prompt for prompt in encoded if len(prompt.token_ids) <= room]
 
 
 def _headline(
@@ -197,12 +225,22 @@ def _headline(
 
 
 def _cost_settings(request: ProfileRequest, prepared: _Prepared, rows: list[TapeRow]) -> CostSettings:
-    """Costs are taken on the recorded sequence of median length, its second half still to be written."""
+    """Costs are taken on the recorded sequence of median length; the main context is a typical one of the tape."""
     by_length = sorted(rows, key=lambda row: len(row.prompt.token_ids) + len(row.token_ids))
     middle = by_length[len(by_length) // 2]
-    context = [*middle.prompt.token_ids, *middle.token_ids[: max(1, len(middle.token_ids) // 2)]]
+    text = [*middle.prompt.token_ids, *middle.token_ids]
+    # tokens that a step finds cached, on average over all steps of the tape
+    steps = sum(len(row.token_ids) for row in rows)
+    cached = sum(len(row.token_ids) * (len(row.prompt.token_ids) + len(row.token_ids) / 2) for row in rows) / steps
+    typical = max(round(cached), request.max_k + 1)
+    loads = [
+        Load(batch=batch, context_tokens=context)
+        for batch in dict.fromkeys([1, *request.batches])
+        for context in dict.fromkeys([typical, *request.contexts])
+    ]
     return CostSettings(
-        context_token_ids=context + context[:1] * max(0, request.max_k + 2 - len(context)),
+        text_token_ids=text,
+        loads=loads,
         max_k=request.max_k,
         samplings=prepared.samplings,
         budget_s=request.budget_s,
@@ -210,11 +248,13 @@ def _cost_settings(request: ProfileRequest, prepared: _Prepared, rows: list[Tape
     )
 
 
-def _manifest(request: ProfileRequest, prepared: _Prepared, rows: list[TapeRow], costs: pd.DataFrame) -> dict[str, Any]:
+def _manifest(
+    request: ProfileRequest, prepared: _Prepared, rows: list[TapeRow], cost_settings: CostSettings, costs: pd.DataFrame
+) -> dict[str, Any]:
     repeating = repeating_rows(rows)
     workload = prepared.workload
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "spectune_version": spectune.__version__,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": request.seed,
@@ -236,6 +276,8 @@ def _manifest(request: ProfileRequest, prepared: _Prepared, rows: list[TapeRow],
             "top_k": prepared.defaults.top_k,
             "max_k": request.max_k,
             "max_new_tokens": request.max_new_tokens,
+            "limit_tokens": request.limit_tokens,
+            "loads": [load.model_dump() for load in cost_settings.loads],
             "budget_s": request.budget_s,
             "engine": ENGINE,
             "command": request.command,
@@ -270,7 +312,7 @@ def _notices(
             message = f"{count} of {per_temperature} continuations at T = {temperature} repeat an 8-gram"
             advice = "n-gram looks better here than on varied text"
             found.append(Notice(code="repeats", message=message, advice=advice))
-    cell, width = noisiest(costs)
+    cell, width = CostCells(costs).noisiest
     if width > KNOWN_WITHIN:
         known = (
             f"known within ±{width:.1%} only" if width < float("inf") else "measured too few times to know its spread"

@@ -1,7 +1,7 @@
 """Record the target once: batched decoding of prompts × temperatures, with what replay needs of its law."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,15 @@ from spectune.drafting import Continuation
 from spectune.kv_cache import new_cache
 from spectune.measure import Progress
 from spectune.models import LanguageModel
+from spectune.profile import HELD_OUT_SCHEMA
 from spectune.sampling import Sampling, log_probabilities, probabilities, sample, uniform_stream
-from spectune.scoring import left_padded, out_of_memory_as_device_error, positions, require_finite
+from spectune.scoring import (
+    left_padded,
+    out_of_memory_as_device_error,
+    positions,
+    require_finite,
+    teacher_forced_logits,
+)
 
 REPEAT_TOKENS = 8
 
@@ -158,9 +165,7 @@ def _write_step(rows: list[TapeRow], logits: Tensor, uniforms: Tensor) -> list[i
         law = probabilities(logits[places], sampling)
         token_ids[places] = sample(law, uniforms.to(logits.device)[places])
         logprobs[places] = log_probabilities(law, token_ids[places, None])
-    plain = logits.double().log_softmax(-1)
-    entropies = -(plain.exp() * plain).sum(-1)
-    top1_probs = plain.amax(-1).exp()
+    entropies, top1_probs = _spread_of_law(logits)
     columns = [column.tolist() for column in (token_ids, logprobs, entropies, top1_probs)]
     for row, token_id, logprob, entropy, top1_prob in zip(rows, *columns, strict=True):
         row.token_ids.append(token_id)
@@ -168,6 +173,44 @@ def _write_step(rows: list[TapeRow], logits: Tensor, uniforms: Tensor) -> list[i
         row.entropies.append(entropy)
         row.top1_probs.append(top1_prob)
     return token_ids.tolist()
+
+
+def teacher_forced_rows(
+    model: LanguageModel, texts: Sequence[Continuation], categories: Mapping[str, str], rows_per_batch: int = 8
+) -> list[TapeRow]:
+    """Rows of a tape for text that was decoded elsewhere, in its order: the target's law from a pass over it."""
+    rows: list[TapeRow] = []
+    for first in range(0, len(texts), rows_per_batch):
+        batch = texts[first : first + rows_per_batch]
+        logits = teacher_forced_logits(
+            model, [text.prompt_token_ids for text in batch], [text.token_ids for text in batch]
+        )
+        rows += [
+            _teacher_forced_row(text, own, categories[text.prompt_id], model)
+            for text, own in zip(batch, logits, strict=True)
+        ]
+    return rows
+
+
+def _teacher_forced_row(text: Continuation, logits: Tensor, category: str, model: LanguageModel) -> TapeRow:
+    written = torch.tensor(text.token_ids, device=logits.device)[:, None]
+    entropies, top1_probs = _spread_of_law(logits)
+    prompt = TapePrompt(id=text.prompt_id, category=category, token_ids=list(text.prompt_token_ids))
+    return TapeRow(
+        prompt=prompt,
+        sampling=text.sampling,
+        end="eos" if text.token_ids[-1] in model.eos_token_ids else "cut",
+        token_ids=list(text.token_ids),
+        logprobs=log_probabilities(probabilities(logits, text.sampling), written).tolist(),
+        entropies=entropies.tolist(),
+        top1_probs=top1_probs.tolist(),
+    )
+
+
+def _spread_of_law(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy and largest probability of each row's law at temperature 1."""
+    plain = logits.double().log_softmax(-1)
+    return -(plain.exp() * plain).sum(-1), plain.amax(-1).exp()
 
 
 def _with_end(row: TapeRow, end: str) -> TapeRow:
@@ -219,15 +262,24 @@ def continuations(rows: Sequence[TapeRow]) -> list[Continuation]:
     ]
 
 
-def tape_table(rows: Sequence[TapeRow]) -> pd.DataFrame:
-    """The tape as profile.TAPE_SCHEMA has it."""
+def held_out_table(prompts: Sequence[TapePrompt]) -> pd.DataFrame:
+    """Prompts kept for confirming, as profile.HELD_OUT_SCHEMA has them."""
+    records = [
+        {"prompt_id": prompt.id, "category": prompt.category, "prompt_token_ids": prompt.token_ids}
+        for prompt in prompts
+    ]
+    return pd.DataFrame.from_records(records, columns=HELD_OUT_SCHEMA.names)
+
+
+def tape_table(rows: Sequence[TapeRow], limited: bool = False) -> pd.DataFrame:
+    """The tape as profile.TAPE_SCHEMA has it; `limited`: the workload's own requests end where recording did."""
     records: list[dict[str, Any]] = [
         {
             "continuation": index,
             "prompt_id": row.prompt.id,
             "category": row.prompt.category,
             "temperature": row.sampling.temperature,
-            "end": row.end,
+            "end": "limit" if limited and row.end == "cut" else row.end,
             "prompt_token_ids": row.prompt.token_ids,
             "token_ids": row.token_ids,
             "logprobs": np.array(row.logprobs, np.float32),

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import yaml
 
+from spectune.confirmation import Confirmation, ConfirmedSetting
 from spectune.engines import EngineConfig
-from spectune.plan import Candidate, CategoryAnswer, Recommendation, TemperatureAnswer
+from spectune.formula import FormulaFit
+from spectune.plan import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
 from spectune.stats import Interval
 
 _CANDIDATES_SHOWN = 24
@@ -23,7 +25,9 @@ def skill_markdown(recommendation: Recommendation, configs: Sequence[EngineConfi
         _reasons(recommendation),
         _temperatures(recommendation.by_temperature),
         _categories(recommendation.by_category),
+        *([_loads(recommendation.by_load)] if len(recommendation.by_load) > 1 else []),
         _candidates(recommendation),
+        *([_confirmed(recommendation.confirmation)] if recommendation.confirmation else []),
         _how_sure(recommendation),
         _applies_to(recommendation),
         f"## Reproduce\n\n```sh\n{recommendation.reproduce}\n```",
@@ -51,6 +55,14 @@ def interval_text(interval: Interval, unit: str = "") -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.estimate:.2f}{unit} [no interval]"
     return f"{interval.estimate:.2f}{unit} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def formula_text(fit: FormulaFit) -> str:
+    """Its α, whether it describes the tokens per round, and what it would have said."""
+    off = f"off by {fit.largest_error:+.1%} at K = {fit.largest_error_at}"
+    advice = "plain decoding" if fit.chosen_k == 0 else f"K = {fit.chosen_k} at {fit.promised_speedup:.2f}×"
+    real = "" if fit.chosen_k == 0 else f", where replay and measured costs say {fit.replayed_speedup:.2f}×"
+    return f"α = {fit.alpha:.2f} {fit.verdict}, {off}; it would have chosen {advice}{real}"
 
 
 def _where(recommendation: Recommendation) -> str:
@@ -113,8 +125,8 @@ def _fallback(recommendation: Recommendation) -> str:
     return (
         "## When to fall back\n\n"
         f"Decode plainly when tokens per round stay below {rule.acceptance_length_below:.2f} over "
-        f"{rule.window_requests} finished requests ({recommendation.fallback_reason}). "
-        "Then try again from time to time."
+        f"{rule.window_requests} finished requests ({recommendation.fallback_reason}); in a healthy stream at most "
+        f"{rule.false_trip_rate:.5f} of such windows do. Then try again from time to time."
     )
 
 
@@ -144,6 +156,56 @@ def _categories(answers: Sequence[CategoryAnswer]) -> str:
     return f"## By category\n\n{note}\n\n{_table(header, rows)}"
 
 
+def _loads(answers: Sequence[LoadAnswer]) -> str:
+    rows = [
+        (str(a.batch), str(a.context_tokens), a.verdict, a.draft, str(a.num_speculative_tokens),
+         interval_text(a.speedup, "×"))
+        for a in answers
+    ]  # fmt: skip
+    note = "Larger batches are priced as rounds in step under a full queue, with the loop's overhead of batch 1."
+    header = ("batch", "context", "verdict", "best candidate", "K", "speed-up [95%]")
+    return f"## By load\n\n{note}\n\n{_table(header, rows)}"
+
+
+def _confirmed(seen: Confirmation) -> str:
+    header = (
+        "draft",
+        "K",
+        "T",
+        "predicted [a run falls in]",
+        "replayed",
+        "measured [95%]",
+        "tokens",
+        "method error",
+    )
+    nulls = seen.null_errors
+    note = (
+        f"{seen.prompts} held-out prompts, up to {seen.max_new_tokens} new tokens, decoded plainly and speculatively "
+        "by turns. Predicted: from the profiled prompts. Replayed: from the held-out prompts' own plain text. Method "
+        f"error: replayed against measured, {seen.median_method_error:.3f} in the median, {seen.max_method_error:.3f} "
+        f"at worst; the guess that nothing changes is off by {nulls.always_one:.3f} in the median, the formula with a "
+        f"cost ratio by {nulls.geometric:.3f}."
+    )
+    inside = seen.fraction_inside_interval
+    held = "" if inside is None else f" The predicted interval held {inside:.2f} of the measured figures."
+    return f"## Predicted against measured\n\n{note}{held}\n\n{_table(header, map(_confirmed_row, seen.settings))}"
+
+
+def _confirmed_row(one: ConfirmedSetting) -> tuple[str, ...]:
+    predicted = Interval(estimate=one.predicted_speedup, low=one.predicted_low, high=one.predicted_high)
+    measured = Interval(estimate=one.measured_speedup, low=one.measured_low, high=one.measured_high)
+    return (
+        one.draft,
+        str(one.num_speculative_tokens),
+        f"{one.temperature:g}",
+        interval_text(predicted, "×"),
+        f"{one.replayed_speedup:.2f}×",
+        interval_text(measured, "×"),
+        str(one.measured_tokens),
+        f"{one.method_error:.3f}",
+    )
+
+
 def _candidates(recommendation: Recommendation) -> str:
     fastest = sorted(recommendation.candidates, key=lambda c: -c.speedup.estimate)[:_CANDIDATES_SHOWN]
     shown = [c for c in recommendation.candidates if c in fastest]
@@ -163,19 +225,44 @@ def _candidate(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _how_sure(recommendation: Recommendation) -> str:
-    best = recommendation.best_candidate
+    best, accuracy = recommendation.best_candidate, recommendation.accuracy
     lines = [
         f"The 95% interval counts prompts as the unit ({best.effective_prompts:.1f} effective) and includes the spread "
-        "of the timings. It is a prediction: no speculative decoding was run to confirm it.",
-        f"To speculate, its lower end must exceed {recommendation.min_gain:.2f}.",
+        "of the timings. It allows for the best of several candidates having been chosen: the lower end holds for "
+        "whichever it is, the point is scored on prompts and timings that did not choose.",
         *(
-            f"One α in (1 − α^(K+1))/(1 − α) for {fit.draft} at T = {fit.temperature:g}: {fit.alpha:.2f}, "
-            f"off by up to {fit.largest_error:.3f} of the tokens per round."
+            []
+            if recommendation.confirmation
+            else ["It is a prediction: no speculative decoding was run to confirm it."]
+        ),
+        f"To speculate, its lower end must exceed {recommendation.min_gain:.2f}.",
+        f"A clock sees {best.clock_acceptance_length:.2f} tokens per round (the last round of a text that ends is cut "
+        f"short), an engine's counters {best.acceptance_length.estimate:.2f}; the speed-up rests on the former.",
+        f"The least known timing is {accuracy.noisiest_cell}: within {accuracy.noisiest_half_width:.3f} of itself or "
+        "of a plain step, the longer.",
+        *(
+            [f"Parts measured apart miss rounds measured whole by {accuracy.worst_round_error:.3f} at worst."]
+            if accuracy.worst_round_error is not None
+            else []
+        ),
+        *(
+            f"One α in (1 − α^(K+1))/(1 − α) for {fit.draft} at T = {fit.temperature:g}: {fit.alpha:.2f}, it "
+            f"{fit.verdict}, off by {fit.largest_error:.3f} of the tokens per round at K = {fit.largest_error_at}. "
+            + _formula_advice(fit)
             for fit in recommendation.formula
         ),
         *(f"{notice.code}: {notice.message}; {notice.advice}." for notice in recommendation.warnings),
     ]
     return "## How sure\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _formula_advice(fit: FormulaFit) -> str:
+    if fit.chosen_k == 0:
+        return "With a cost ratio it would have chosen plain decoding."
+    return (
+        f"With a cost ratio it would have promised {fit.promised_speedup:.2f}× at K = {fit.chosen_k}; replay and "
+        f"measured costs say {fit.replayed_speedup:.2f}× there."
+    )
 
 
 def _applies_to(recommendation: Recommendation) -> str:

@@ -1,0 +1,158 @@
+"""The cost table as cells: medians with the machine's drift divided out, how well each is known, what lies between."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from spectune.errors import ProfileError
+from spectune.profile import Load
+from spectune.stats import median_half_width, steady_seconds
+
+Floats = NDArray[np.float64]
+
+RESAMPLES = 2000
+FOLDS = 5
+KNOWN_WITHIN = 0.03
+_KEYS = ["part", "draft", "temperature", "tokens", "batch", "context_tokens"]
+_NAMES = {"cost_p": "verify n", "cost_q": "draft n", "overhead": "overhead K", "round": "round K"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellKey:
+    """One cell: `tokens` is n of a forward or K of a round; `greedy` tells T = 0 from any T > 0, None where alike."""
+
+    part: str
+    tokens: int
+    load: Load
+    draft: str | None = None
+    greedy: bool | None = None
+
+    def __str__(self) -> str:
+        name = f"{_NAMES[self.part]} = {self.tokens}"
+        return f"{name} of {self.draft}" if self.draft else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """A cell's seconds without the machine's drift, and the measurement pass each was taken in."""
+
+    seconds: Floats
+    passes: NDArray[np.int64]
+
+
+Statistic = Callable[[Samples], Floats]
+
+
+class CostCells:
+    """All cells of a profile; every figure is a median, for each of which `resampled` gives its spread."""
+
+    def __init__(self, costs: pd.DataFrame) -> None:
+        self.samples = _samples(costs)
+        self._resampled: dict[CellKey, Floats] = {}
+
+    def sizes(self, part: str, load: Load, draft: str | None = None, greedy: bool | None = None) -> list[int]:
+        """The tokens that a part was measured at."""
+        wanted = (part, load, draft, greedy)
+        return sorted(key.tokens for key in self.samples if (key.part, key.load, key.draft, key.greedy) == wanted)
+
+    def resampled(self, key: CellKey) -> Floats:
+        """[1 + RESAMPLES] the median, then the medians of resampled samples. Raises: ProfileError: not measured."""
+        if key not in self._resampled:
+            self._resampled[key] = self.interpolated(key, _bootstrap)
+        return self._resampled[key]
+
+    def folded(self, side: Literal[0, 1], key: CellKey) -> Floats:
+        """[FOLDS] the median of each fifth of the samples (side 0), or of the other four fifths (side 1)."""
+        return self.interpolated(key, _folds)[:, side]
+
+    def interpolated(self, key: CellKey, statistic: Statistic) -> Floats:
+        """The cell's own figure where it was measured, else linear in n between the nearest measured ones.
+
+        Raises: ProfileError beyond them.
+        """
+        if key in self.samples:
+            return statistic(self.samples[key])
+        sizes = self.sizes(key.part, key.load, key.draft, key.greedy)
+        below, above = [n for n in sizes if n < key.tokens], [n for n in sizes if n > key.tokens]
+        if not below or not above:
+            where = f"batch {key.load.batch} and {key.load.context_tokens} tokens of context"
+            raise ProfileError(f"the profile's costs lack {key} at {where}", "run spectune profile again")
+        low, high = below[-1], above[0]
+        share = (key.tokens - low) / (high - low)
+        ends = [statistic(self.samples[_at(key, n)]) for n in (low, high)]
+        return (1 - share) * ends[0] + share * ends[1]
+
+    @cached_property
+    def noisiest(self) -> tuple[CellKey, float]:
+        """The forward or overhead whose median is known worst; half-width relative to itself or a plain step."""
+        widths = {key: self._half_width(key) for key in self.samples if key.part != "round"}
+        worst = max(widths, key=lambda key: widths[key])
+        return worst, widths[worst]
+
+    def _half_width(self, key: CellKey) -> float:
+        seconds = self.samples[key].seconds
+        plain = self.samples.get(CellKey(part="cost_p", tokens=1, load=key.load))
+        plain_s = 0.0 if plain is None else float(np.median(plain.seconds))
+        median = abs(float(np.median(seconds)))
+        return median_half_width(seconds) * median / max(median, plain_s) if median else 0.0
+
+    def surface_residuals(self) -> dict[CellKey, float]:
+        """How far the line between its neighbours misses each inner cell of cost_p, relative to it."""
+        found = {}
+        for key in self.samples:
+            sizes = self.sizes("cost_p", key.load)
+            if key.part == "cost_p" and key.tokens not in (sizes[0], sizes[-1]):
+                place = sizes.index(key.tokens)
+                low, high = sizes[place - 1], sizes[place + 1]
+                ends = [float(np.median(self.samples[_at(key, n)].seconds)) for n in (low, high)]
+                line = np.interp(key.tokens, [low, high], ends)
+                found[key] = float(line / np.median(self.samples[key].seconds) - 1)
+        return found
+
+
+def _at(key: CellKey, tokens: int) -> CellKey:
+    return CellKey(part=key.part, tokens=tokens, load=key.load, draft=key.draft, greedy=key.greedy)
+
+
+def _samples(costs: pd.DataFrame) -> dict[CellKey, Samples]:
+    groups = costs.groupby(_KEYS, dropna=False, sort=False)
+    cells, passes = np.asarray(groups.ngroup(), np.int64), np.asarray(costs["measurement_pass"], np.int64)
+    forwards = costs["part"].isin(["cost_p", "cost_q"]).to_numpy()
+    steady = steady_seconds(costs["seconds"].to_numpy(), cells, passes, forwards)
+    first = costs.drop_duplicates(_KEYS)
+    found = {}
+    for index, row in enumerate(first.itertuples(index=False)):
+        mine = cells == index
+        found[_key(row)] = Samples(seconds=steady[mine], passes=passes[mine])
+    return found
+
+
+def _key(row: object) -> CellKey:
+    draft, temperature = getattr(row, "draft"), getattr(row, "temperature")  # noqa: B009 - a row without a type
+    return CellKey(
+        part=str(getattr(row, "part")),  # noqa: B009
+        tokens=int(getattr(row, "tokens")),  # noqa: B009
+        load=Load(batch=int(getattr(row, "batch")), context_tokens=int(getattr(row, "context_tokens"))),  # noqa: B009
+        draft=None if pd.isna(draft) else str(draft),
+        greedy=None if pd.isna(temperature) else temperature == 0.0,
+    )
+
+
+def _bootstrap(samples: Samples) -> Floats:
+    count = len(samples.seconds)
+    draws = np.random.default_rng(count).integers(count, size=(RESAMPLES, count))
+    medians = np.median(samples.seconds[draws], axis=1)
+    return np.concatenate([[np.median(samples.seconds)], medians])
+
+
+def _folds(samples: Samples) -> Floats:
+    """[FOLDS, 2]; samples are dealt to the folds in turn, so that each has early and late ones."""
+    turn = np.argsort(np.argsort(samples.passes, kind="stable"), kind="stable") % FOLDS
+    pairs = [(samples.seconds[turn == fold], samples.seconds[turn != fold]) for fold in range(FOLDS)]
+    whole = np.median(samples.seconds)
+    return np.array([[np.median(part) if len(part) else whole for part in pair] for pair in pairs])

@@ -1,0 +1,246 @@
+"""Decode held-out prompts for real, plainly and speculatively by turns, so that predictions meet a clock."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pandas as pd
+import torch
+
+from spectune.decode import speculative_rounds
+from spectune.drafting import Continuation, Drafter
+from spectune.drafting.draft_model import DraftModel
+from spectune.drafting.ngram import NgramDrafter
+from spectune.drafting_spec import ngram_bounds
+from spectune.errors import ConfigError, ProfileError
+from spectune.measure import Progress
+from spectune.measure.acceptance import acceptance_table
+from spectune.measure.environment import environment
+from spectune.measure.tape import TapePrompt, tape_table, teacher_forced_rows
+from spectune.models import EMBEDDED, LanguageModel, load_model, resolve_device
+from spectune.profile import RUNS_SCHEMA, Confirmed, ModelRecord, Profile, save_confirmation
+from spectune.sampling import Sampling
+from spectune.scoring import ModelScorer
+
+_TURN_TOKENS = 8  # what each run decodes before the next one's turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A setting to decode with; no draft and K = 0 is plain decoding."""
+
+    temperature: float
+    draft: str | None = None
+    num_speculative_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmRequest:
+    """What to decode: trials (plain decoding comes along), on at most `prompts` of the held-out ones."""
+
+    directory: Path
+    trials: Sequence[Trial]
+    prompts: int | None
+    max_new_tokens: int
+    seed: int
+    command: str
+    trust_remote_code: bool = False
+
+
+def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progress) -> Profile:
+    """Decode, and add what was seen to the profile. Raises: SpectuneError; the profile is then as it was."""
+    prompts = _prompts(profile, request)
+    target = _same_model(profile.manifest.target, profile, request, progress)
+    specs = list(dict.fromkeys(trial.draft for trial in request.trials if trial.draft is not None))
+    drafts = {spec: _draft(spec, profile, request, progress) for spec in specs}
+    runs, continuations = _decode_all(target, drafts, prompts, profile, request, progress)
+    confirmed = Confirmed(
+        tape=tape_table(teacher_forced_rows(target, continuations, _categories(prompts))),
+        acceptance=acceptance_table(drafts, continuations, profile.manifest.settings.max_k, progress),
+        runs=pd.DataFrame.from_records(runs, columns=RUNS_SCHEMA.names),
+    )
+    record = {
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(target).model_dump(),
+        "seed": request.seed,
+        "prompts": len(prompts),
+        "max_new_tokens": request.max_new_tokens,
+        "command": request.command,
+    }
+    return save_confirmation(request.directory, record, confirmed)
+
+
+def _prompts(profile: Profile, request: ConfirmRequest) -> list[TapePrompt]:
+    """The first of each category in turn, so that few prompts still cover all of them."""
+    table = profile.held_out.copy()
+    if table.empty:
+        raise ConfigError("the profile holds no prompts back", "profile four or more prompts of a category")
+    table["turn"] = table.groupby("category").cumcount()
+    chosen = table.sort_values("turn", kind="stable").head(request.prompts or len(table))
+    columns = (chosen[name] for name in ("prompt_id", "category", "prompt_token_ids"))
+    return [
+        TapePrompt(id=prompt_id, category=category, token_ids=token_ids.tolist())
+        for prompt_id, category, token_ids in zip(*columns, strict=True)
+    ]
+
+
+def _categories(prompts: Sequence[TapePrompt]) -> dict[str, str]:
+    return {prompt.id: prompt.category for prompt in prompts}
+
+
+def _same_model(record: ModelRecord, profile: Profile, request: ConfirmRequest, progress: Progress) -> LanguageModel:
+    """The model of a record, loaded as it was profiled. Raises: ProfileError where its weights are others now."""
+    env = profile.manifest.environment
+    model = load_model(
+        None if record.name == EMBEDDED else record.name,
+        device=resolve_device(env.device),
+        dtype=env.dtype,
+        trust_remote_code=request.trust_remote_code,
+        say=progress.say,
+    )
+    if (model.digest, model.revision) != (record.digest, record.revision):
+        raise ProfileError(f"{record.name} is not the model that was profiled", "run spectune profile again")
+    return model
+
+
+def _draft(spec: str, profile: Profile, request: ConfirmRequest, progress: Progress) -> Drafter:
+    bounds = ngram_bounds(spec)
+    if bounds is not None:
+        return NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
+    record = next(draft.model for draft in profile.manifest.drafts if draft.spec == spec)
+    assert record is not None, "a draft model has a record"
+    return DraftModel(_same_model(record, profile, request, progress))
+
+
+def _decode_all(
+    target: LanguageModel,
+    drafts: dict[str, Drafter],
+    prompts: Sequence[TapePrompt],
+    profile: Profile,
+    request: ConfirmRequest,
+    progress: Progress,
+) -> tuple[list[dict[str, object]], list[Continuation]]:
+    by_temperature: dict[float, list[Trial]] = {}
+    for trial in request.trials:
+        by_temperature.setdefault(trial.temperature, [Trial(temperature=trial.temperature)]).append(trial)
+    count = sum(map(len, by_temperature.values())) * len(prompts) * request.max_new_tokens
+    progress.start("confirm", count, "tokens")
+    rng = np.random.default_rng(request.seed)
+    runs: list[dict[str, object]] = []
+    continuations: list[Continuation] = []
+    settings = profile.manifest.settings
+    for temperature, trials in by_temperature.items():
+        sampling = Sampling(temperature=temperature, top_p=settings.top_p, top_k=settings.top_k)
+        for number, prompt in enumerate(prompts):
+            if number == 0:  # what runs first is slow: decode it twice, keep the second
+                _by_turns(_open(target, drafts, trials, prompt, sampling, _TURN_TOKENS, rng), rng)
+            decoded = _open(target, drafts, trials, prompt, sampling, request.max_new_tokens, rng)
+            _by_turns(decoded, rng)
+            progress.advance(len(trials) * request.max_new_tokens)
+            runs += [run.row(prompt.id) for run in decoded]
+            continuations.append(
+                Continuation(
+                    prompt_id=prompt.id,
+                    prompt_token_ids=prompt.token_ids,
+                    token_ids=decoded[0].written,
+                    sampling=sampling,
+                )
+            )
+    return runs, continuations
+
+
+def _open(
+    target: LanguageModel,
+    drafts: dict[str, Drafter],
+    trials: Sequence[Trial],
+    prompt: TapePrompt,
+    sampling: Sampling,
+    max_new_tokens: int,
+    rng: np.random.Generator,
+) -> list["_Run"]:
+    return [
+        _Run(target, drafts[trial.draft] if trial.draft else None, trial, prompt, sampling, max_new_tokens, one)
+        for trial, one in zip(trials, rng.spawn(len(trials)), strict=True)
+    ]
+
+
+def _by_turns(runs: Sequence["_Run"], rng: np.random.Generator) -> None:
+    """Each run decodes a few tokens and waits for the others, in a fresh order each time: drift touches all alike."""
+    going = list(runs)
+    while going:
+        for place in rng.permutation(len(going)):
+            going[place].take_turn()
+        going = [run for run in going if not run.done]
+
+
+class _Run:
+    """One prompt decoded with one trial; its clock runs during turns only, the prompt having been read before."""
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter | None,
+        trial: Trial,
+        prompt: TapePrompt,
+        sampling: Sampling,
+        max_new_tokens: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self._trial, self._limit, self._device = trial, max_new_tokens, target.device
+        self._ends: Collection[int] = target.eos_token_ids
+        self._token_ids, self._first = list(prompt.token_ids), len(prompt.token_ids)
+        sequence = ModelScorer(target).open()
+        if self._first > 1:
+            sequence.extend(self._token_ids[:-1])
+        drafting = (drafter or NgramDrafter()).open(rng)
+        if trial.num_speculative_tokens:
+            drafting.propose(self._token_ids, 1, sampling)  # reads the prompt
+        self._rounds = speculative_rounds(
+            sequence, drafting, self._token_ids, trial.num_speculative_tokens, sampling, rng, target.name
+        )
+        self._count = self._accepted = self._proposed = 0
+        self._seconds = 0.0
+        self.done = False
+
+    @property
+    def written(self) -> list[int]:
+        """What is kept of the text: up to its end or the limit."""
+        tokens = self._token_ids[self._first :][: self._limit]
+        end = next((place for place, token in enumerate(tokens) if token in self._ends), len(tokens))
+        return tokens[: end + 1]
+
+    def take_turn(self) -> None:
+        """Decode some more tokens against the clock."""
+        self._wait()
+        began, goal = perf_counter(), len(self._token_ids) + _TURN_TOKENS
+        while len(self._token_ids) < goal and not self.done:
+            this_round = next(self._rounds)
+            self._count += 1
+            self._accepted += this_round.accepted
+            self._proposed += this_round.proposed
+            self.done = len(self._token_ids) - self._first >= self._limit or any(
+                token in self._ends for token in this_round.token_ids
+            )
+        self._wait()
+        self._seconds += perf_counter() - began
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def row(self, prompt_id: str) -> dict[str, object]:
+        """As profile.RUNS_SCHEMA has it."""
+        return {
+            "draft": self._trial.draft,
+            "num_speculative_tokens": self._trial.num_speculative_tokens,
+            "temperature": self._trial.temperature,
+            "prompt_id": prompt_id,
+            "tokens": len(self.written),
+            "rounds": self._count,
+            "accepted": self._accepted,
+            "proposed": self._proposed,
+            "seconds": self._seconds,
+        }
