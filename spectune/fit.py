@@ -28,7 +28,7 @@ from spectune.stats import Interval, effective_prompts, log_ratio_influence, log
 
 OWN_RULE: dict[str, AcceptanceRule] = {"draft_model": "rejection", "ngram": "greedy_draft"}
 CALIBRATED_UP_TO = 4  # K = 1 and 4 give the overhead
-_ROWS_AT_ONCE = 512
+_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,15 +117,17 @@ class Counts:
     categories: np.ndarray  # [rows]
 
 
-def replayed(profile: Profile, draft: DraftRecord, temperature: float, rule: AcceptanceRule) -> Counts:
-    """Counts under an acceptance rule, in chunks of rows so that memory stays small."""
+def replayed(
+    profile: Profile, draft: DraftRecord, temperature: float, rule: AcceptanceRule, depths: Sequence[int] = ()
+) -> Counts:
+    """Counts under an acceptance rule for each K, by default all; in chunks of rows so that memory stays small."""
     tape = profile.tape[profile.tape["temperature"] == temperature]
     max_k = profile.manifest.settings.max_k
     lengths = tape["token_ids"].map(len).to_numpy()
     window = np.maximum(lengths - max_k, 0)
     ended = (tape["end"] != "cut").to_numpy()
     complete, clock = [], []
-    for rows, walked in walks(profile, tape, profile.acceptance, draft, rule):
+    for rows, walked in walks(profile, tape, profile.acceptance, draft, rule, depths):
         complete.append(count_rounds(walked, window[rows]))
         whole = np.where(ended[rows], lengths[rows], window[rows])
         clock.append(count_rounds(walked, whole) if ended[rows].any() else complete[-1])
@@ -139,22 +141,34 @@ def replayed(profile: Profile, draft: DraftRecord, temperature: float, rule: Acc
 
 
 def walks(
-    profile: Profile, tape: pd.DataFrame, acceptance: pd.DataFrame, draft: DraftRecord, rule: AcceptanceRule
+    profile: Profile,
+    tape: pd.DataFrame,
+    acceptance: pd.DataFrame,
+    draft: DraftRecord,
+    rule: AcceptanceRule,
+    depths: Sequence[int] = (),
 ) -> Iterator[tuple[slice, Walk]]:
     """Round starts along the rows of a tape at one temperature, some rows at a time."""
     evidence = acceptance[acceptance["draft"] == draft.spec].set_index("continuation").loc[tape["continuation"]]
-    max_k = profile.manifest.settings.max_k
+    width = max(depths, default=profile.manifest.settings.max_k)
     for first in range(0, len(tape), _ROWS_AT_ONCE):
         rows = slice(first, first + _ROWS_AT_ONCE)
-        yield rows, _walk(tape[rows], evidence[rows], draft, rule, max_k)
+        yield rows, _walk(tape[rows], evidence[rows], draft, rule, width, depths)
 
 
-def _walk(tape: pd.DataFrame, evidence: pd.DataFrame, draft: DraftRecord, rule: AcceptanceRule, max_k: int) -> Walk:
+def _walk(
+    tape: pd.DataFrame,
+    evidence: pd.DataFrame,
+    draft: DraftRecord,
+    rule: AcceptanceRule,
+    max_k: int,
+    depths: Sequence[int],
+) -> Walk:
     if draft.method == "ngram":
         matched, proposed = (_padded(evidence[name]) for name in ("matched_tokens", "proposed_tokens"))
         accept = (np.arange(max_k)[None, :, None] < matched[:, None, :]).astype(np.float64)
-        return walk(accept, proposed.astype(np.int64))
-    return walk(_draft_model_accepts(tape, evidence, rule, max_k))
+        return walk(accept, proposed.astype(np.int64), depths=depths)
+    return walk(_draft_model_accepts(tape, evidence, rule, max_k), depths=depths)
 
 
 def _draft_model_accepts(tape: pd.DataFrame, evidence: pd.DataFrame, rule: AcceptanceRule, max_k: int) -> Floats:
@@ -184,11 +198,11 @@ def whole_texts(
     """
     mine = tape[tape["temperature"] == temperature]
     lengths = np.minimum(mine["token_ids"].map(len).to_numpy(), limit_tokens)
-    counted, variances = [], []
-    for rows, walked in walks(profile, mine, acceptance, draft, OWN_RULE[draft.method]):
+    counted, variances, k = [], [], num_speculative_tokens
+    for rows, walked in walks(profile, mine, acceptance, draft, OWN_RULE[draft.method], [k]):
         counted.append(count_rounds(walked, lengths[rows]))
-        variances.append(rounds_variance(walked, lengths[rows], num_speculative_tokens))
-    return RowCounts.of(_joined(counted), lengths.astype(np.float64), num_speculative_tokens), np.concatenate(variances)
+        variances.append(rounds_variance(walked, lengths[rows], k))
+    return RowCounts.of(_joined(counted), lengths.astype(np.float64), 0, k), np.concatenate(variances)
 
 
 def _joined(parts: Sequence[Replay]) -> Replay:
@@ -296,9 +310,12 @@ def acceptance_lengths_by_rule(
         rules += ["rejection", "exact_match", "block"]
     found: dict[str, float] = {}
     for rule in rules:
-        counts, k = replayed(profile, draft, temperature, rule).complete, num_speculative_tokens - 1
-        rounds = counts.rounds[k].sum()
-        found[rule] = float(counts.emitted[k].sum() / rounds) if rounds > 0 else 1.0
+        if temperature == 0.0 and found:  # a greedy target makes all rules one
+            found[rule] = found["greedy_draft"]
+            continue
+        counts = replayed(profile, draft, temperature, rule, [num_speculative_tokens]).complete
+        rounds = counts.rounds.sum()
+        found[rule] = float(counts.emitted.sum() / rounds) if rounds > 0 else 1.0
     return found
 
 
@@ -329,7 +346,7 @@ def _setting(
     folds: Sequence[RoundCosts],
 ) -> Setting:
     place, complete = k - 1, counts.complete
-    clock = RowCounts.of(counts.clock, counts.clock_emitted, k)
+    clock = RowCounts.of(counts.clock, counts.clock_emitted, place, k)
     rounds = float(clock.rounds.sum())
     seconds = clock.seconds(costs)
     draws = clock.log_speedups(costs)
@@ -391,14 +408,13 @@ class RowCounts:
     filled: Floats  # [rows] rounds whose K proposals were all accepted
 
     @staticmethod
-    def of(counted: Replay, emitted: Floats, k: int) -> "RowCounts":
-        """The rows of a replay at K = k; `emitted` is [K, rows]."""
-        place = k - 1
+    def of(counted: Replay, emitted: Floats, place: int, k: int) -> "RowCounts":
+        """The rows of a replay at K = k, which is at `place` of its depths; `emitted` is [depths, rows] or [rows]."""
         return RowCounts(
             emitted=np.broadcast_to(emitted, counted.rounds.shape)[place],
             rounds=counted.rounds[place],
             by_length=counted.rounds_by_length[place],
-            filled=counted.accepted[place, place],
+            filled=counted.accepted[place, k - 1],
         )
 
     def seconds(self, costs: RoundCosts) -> Floats:

@@ -8,6 +8,7 @@ that starts at s is accepted with probability w(s, j) once it is reached. Two st
 Arrays are time-major, [T, K, rows]: a row is one continuation, position 0 its first token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,7 +44,7 @@ def shifted(per_position: Floats, max_k: int) -> Floats:
     """
     padded = np.concatenate([per_position, np.zeros((max_k, per_position.shape[1]))])
     windows = np.lib.stride_tricks.sliding_window_view(padded, max_k, axis=0)[: len(per_position)]
-    return np.ascontiguousarray(np.moveaxis(windows, -1, 1))
+    return np.moveaxis(windows, -1, 1)
 
 
 def accept_probabilities_rejection(target_logprobs: Floats, draft_logprobs: Floats) -> Floats:
@@ -133,48 +134,64 @@ class Walk:
     """Where rounds start, before any window is chosen."""
 
     reach: Floats  # [T, max_k + 1, rows] P(first j proposals accepted | round at s)
-    made: Ints  # [T, rows] proposals of a round at s
-    starts: Floats  # [K, T, rows] probability that a round starts at s
+    made: Ints | None  # [T, rows] proposals of a round at s; None where there are always max_k
+    depths: Sequence[int]
+    starts: Floats  # [depths, T, rows] probability that a round starts at s
 
 
-def walk(accept_probabilities: Floats, proposed_tokens: Ints | None = None, first_start: int = 0) -> Walk:
-    """Carry round starts along, for every K = 1..max_k; arguments as in `replay`."""
+def walk(
+    accept_probabilities: Floats,
+    proposed_tokens: Ints | None = None,
+    first_start: int = 0,
+    depths: Sequence[int] = (),
+) -> Walk:
+    """Carry round starts along for the K in `depths`, by default 1..max_k; the rest as in `replay`."""
     length, max_k, rows = accept_probabilities.shape
-    made = np.full((length, rows), max_k) if proposed_tokens is None else np.minimum(proposed_tokens, max_k)
     reach = np.ones((length, max_k + 1, rows))
-    np.cumprod(accept_probabilities * (np.arange(max_k)[None, :, None] < made[:, None, :]), axis=1, out=reach[:, 1:])
-    return Walk(reach=reach, made=made, starts=_round_starts(reach, first_start))
+    for j in range(max_k):
+        np.multiply(reach[:, j], accept_probabilities[:, j], out=reach[:, j + 1])
+        if proposed_tokens is not None:
+            reach[:, j + 1] *= proposed_tokens > j
+    depths = depths or range(1, max_k + 1)
+    made = None if proposed_tokens is None else np.minimum(proposed_tokens, max_k)
+    return Walk(reach=reach, made=made, depths=depths, starts=_round_starts(reach, depths, first_start))
 
 
 def count_rounds(walked: Walk, counted_starts: Ints) -> Replay:
-    """Pool the rounds that start before `counted_starts`, [rows]."""
-    starts = walked.starts * (np.arange(len(walked.made))[:, None] < counted_starts)
-    max_k = len(starts)
-    by_row = np.ascontiguousarray(np.moveaxis(starts, -1, 0))  # [rows, K, T]
-    depth, shorter = np.arange(max_k + 1)[:, None], np.tri(max_k, max_k + 1, 0)  # j < k for k = 1..max_k
-    made = np.minimum(walked.made, max_k)
-    tried = walked.reach[:, :-1] * (made[:, None] > depth[:-1])
-    reached = _pooled(by_row, tried) * shorter[:, :-1, None]
-    accepted = _pooled(by_row, walked.reach[:, 1:]) * shorter[:, :-1, None]
-    by_made = _pooled(by_row, (made[:, None] == depth).astype(np.float64))  # [K, max_k + 1, rows]
-    by_length = by_made * shorter[:, :, None]
-    for k in range(1, max_k + 1):
-        by_length[k - 1, k] = by_made[k - 1, k:].sum(axis=0)
+    """Pool the rounds that start before `counted_starts`, [rows]; the first axis is the walk's depths."""
+    depths = np.asarray(walked.depths)
+    length, width, _ = walked.reach.shape
+    starts = walked.starts * (np.arange(length)[:, None] < counted_starts)
+    by_row = np.ascontiguousarray(np.moveaxis(starts, -1, 0))  # [rows, depths, T]
+    tried = np.arange(width - 1) < depths[:, None]
+    arrived = _pooled(by_row, walked.reach)  # [depths, max_k + 1, rows]
+    accepted = arrived[:, 1:] * tried[:, :, None]
+    reached = arrived[:, :-1] * tried[:, :, None]
     rounds = starts.sum(axis=1)
+    by_length = np.zeros_like(arrived)
+    if walked.made is None:
+        by_length[np.arange(len(depths)), depths] = rounds
+    else:
+        made = walked.made[:, None] == np.arange(width)[:, None]
+        by_made = _pooled(by_row, made.astype(np.float64))
+        for place, k in enumerate(walked.depths):
+            by_length[place, :k], by_length[place, k] = by_made[place, :k], by_made[place, k:].sum(axis=0)
+        offered = walked.reach[:, :-1] * (walked.made[:, None] > np.arange(width - 1)[:, None])
+        reached = _pooled(by_row, offered) * tried[:, :, None]
     return Replay(
         rounds=rounds,
         emitted=rounds + accepted.sum(axis=1),
         reached=reached,
         accepted=accepted,
-        proposed=np.einsum("knr,n->kr", by_length, np.arange(max_k + 1.0)),
+        proposed=np.einsum("knr,n->kr", by_length, np.arange(float(width))),
         rounds_by_length=by_length,
         starts=starts,
     )
 
 
 def _pooled(by_row: Floats, per_start: Floats) -> Floats:
-    """Σ over starts; [rows, K, T] and [T, J, rows] give [K, J, rows]."""
-    return np.asarray(np.moveaxis(by_row @ np.moveaxis(per_start, -1, 0), 0, -1))
+    """Σ over starts; [rows, depths, T] and [T, J, rows] give [depths, J, rows]."""
+    return np.asarray(np.moveaxis(by_row @ np.ascontiguousarray(np.moveaxis(per_start, -1, 0)), 0, -1))
 
 
 def rounds_variance(walked: Walk, lengths: Ints, num_speculative_tokens: int) -> Floats:
@@ -195,15 +212,14 @@ def rounds_variance(walked: Walk, lengths: Ints, num_speculative_tokens: int) ->
     return np.asarray(np.maximum(square[0] - mean[0] ** 2, 0.0))
 
 
-def _round_starts(reach: Floats, first_start: int) -> Floats:
+def _round_starts(reach: Floats, depths: Sequence[int], first_start: int) -> Floats:
     length, width, rows = reach.shape
-    max_k = width - 1
-    starts = np.zeros((max_k, length + width, rows))
+    starts = np.zeros((len(depths), length + width, rows))
     starts[:, first_start] = 1.0
     stop_after = reach[:, :-1] - reach[:, 1:]  # P(exactly j accepted)
     for s in range(length):
-        for k in range(1, max_k + 1):
-            mass = starts[k - 1, s]
-            starts[k - 1, s + 1 : s + k + 1] += mass * stop_after[s, :k]
-            starts[k - 1, s + k + 1] += mass * reach[s, k]
+        for place, k in enumerate(depths):
+            mass = starts[place, s]
+            starts[place, s + 1 : s + k + 1] += mass * stop_after[s, :k]
+            starts[place, s + k + 1] += mass * reach[s, k]
     return starts[:, :length]

@@ -80,6 +80,8 @@ def make_profile(
     max_k: int = 4,
     ngram_acceptance: float | None = None,
     noise: float = 0.005,
+    tokens: int = 64,
+    end: str = "cut",
     **changes: Any,
 ) -> Profile:
     rng = np.random.default_rng(7)
@@ -90,10 +92,10 @@ def make_profile(
     for temperature, alpha in acceptance.items():
         for prompt in range(prompts):
             row = len(tape)
-            tape.append(_continuation(row, prompt, temperature, rng))
+            tape.append(_continuation(row, prompt, temperature, tokens, end, rng))
             evidence.append(_draft_model_row(row, tape[-1]["token_ids"], temperature, alpha, rng))
             if ngram_acceptance is not None:
-                evidence.append(_ngram_row(row, ngram_acceptance, max_k, rng))
+                evidence.append(_ngram_row(row, ngram_acceptance, max_k, tokens, rng))
     tables = {
         "tape": pd.DataFrame.from_records(tape),
         "acceptance": pd.DataFrame.from_records(evidence),
@@ -103,25 +105,27 @@ def make_profile(
     return save_profile(manifest(tuple(acceptance), max_k, drafts, **changes), tables, directory)
 
 
-def _continuation(row: int, prompt: int, temperature: float, rng: np.random.Generator) -> dict[str, Any]:
+def _continuation(
+    row: int, prompt: int, temperature: float, tokens: int, end: str, rng: np.random.Generator
+) -> dict[str, Any]:
     return {
         "continuation": row,
         "prompt_id": f"{prompt:064x}",
         "category": CATEGORIES[prompt % 3],
         "temperature": temperature,
-        "end": "cut",
+        "end": end,
         "prompt_token_ids": [1, 2, 3],
-        "token_ids": rng.integers(0, 50, 64).tolist(),
-        "logprobs": np.full(64, 0.0 if temperature == 0 else -1.0, np.float32),
-        "entropies": np.full(64, 1.0, np.float32),
-        "top1_probs": np.full(64, 0.5, np.float32),
+        "token_ids": rng.integers(0, 50, tokens).tolist(),
+        "logprobs": np.full(tokens, 0.0 if temperature == 0 else -1.0, np.float32),
+        "entropies": np.full(tokens, 1.0, np.float32),
+        "top1_probs": np.full(tokens, 0.5, np.float32),
     }
 
 
 def _draft_model_row(
     row: int, token_ids: list[int], temperature: float, alpha: float, rng: np.random.Generator
 ) -> dict[str, Any]:
-    hit = rng.random(64) < alpha
+    hit = rng.random(len(token_ids)) < alpha
     ratio = np.where(temperature == 0, np.where(hit, 0.0, -1e4), np.log(max(alpha, 1e-9)) - 1.0)
     return {
         "draft": "small",
@@ -135,8 +139,8 @@ def _draft_model_row(
     }
 
 
-def _ngram_row(row: int, alpha: float, max_k: int, rng: np.random.Generator) -> dict[str, Any]:
-    matched = np.minimum(rng.geometric(1 - alpha, 64) - 1 if alpha < 1 else np.full(64, max_k), max_k)
+def _ngram_row(row: int, alpha: float, max_k: int, tokens: int, rng: np.random.Generator) -> dict[str, Any]:
+    matched = np.minimum(rng.geometric(1 - alpha, tokens) - 1 if alpha < 1 else np.full(tokens, max_k), max_k)
     return {
         "draft": NGRAM,
         "continuation": row,
@@ -144,7 +148,7 @@ def _ngram_row(row: int, alpha: float, max_k: int, rng: np.random.Generator) -> 
         "argmax_token_ids": None,
         "ranks": None,
         "overlaps": None,
-        "proposed_tokens": np.full(64, max_k, np.int16),
+        "proposed_tokens": np.full(tokens, max_k, np.int16),
         "matched_tokens": matched.astype(np.int16),
     }
 
@@ -166,7 +170,11 @@ def _costs(
     for draft in drafts:
         seconds = draft_s if draft["method"] == "draft_model" else 1e-4
         cells += [("cost_q", draft["spec"], None, n, seconds) for n in (1, 2)[: 2 if seconds == draft_s else 1]]
-        cells += [("overhead", draft["spec"], t, k, 0.002) for t in classes for k in sorted({1, max_k})]
+        cells += [
+            ("overhead", draft["spec"], t, k, 0.002)
+            for t in classes
+            for k in sorted({1, 2, 4, max_k} & set(range(1, max_k + 1)))
+        ]
     return pd.DataFrame.from_records(
         [
             {
