@@ -7,9 +7,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
 
 from spectune.errors import ConfigError
+
+_ALPHA_STEP = 1e-12
+_GRID = 101
+_HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +98,15 @@ def break_even_alpha(num_speculative_tokens: int, round_cost_in_steps: float) ->
         return None
     if round_cost_in_steps <= 1.0:
         return 0.0
+    if round_cost_in_steps == num_speculative_tokens + 1:
+        return 1.0
 
-    def gain(alpha: float) -> float:
-        return expected_tokens(alpha, num_speculative_tokens) - round_cost_in_steps
-
-    return 1.0 if gain(1.0) <= 0 else float(brentq(gain, 0.0, 1.0, xtol=1e-12))
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):  # tokens grow with α: halve the stretch where they reach the cost
+        middle = (low + high) / 2
+        enough = expected_tokens(middle, num_speculative_tokens) >= round_cost_in_steps
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def fitted_alpha(acceptance_lengths: dict[int, float]) -> float:
@@ -108,10 +115,12 @@ def fitted_alpha(acceptance_lengths: dict[int, float]) -> float:
         raise ConfigError("no acceptance length is given", "give τ for at least one K")
     for k, length in acceptance_lengths.items():
         _checked(f"acceptance length at K = {k}", length, 1.0, k + 1 + 1e-6)
-    measured = np.log(list(acceptance_lengths.values()))
-
-    def misfit(alpha: float) -> float:
-        model = np.log([expected_tokens(alpha, k) for k in acceptance_lengths])
-        return float(np.sum((model - measured) ** 2))
-
-    return float(minimize_scalar(misfit, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-9}).x)
+    measured, depths = np.log(list(acceptance_lengths.values())), np.array(list(acceptance_lengths))
+    low, high = 0.0, 1.0
+    while high - low > _ALPHA_STEP:  # a grid over what is left, then its best point's surroundings
+        grid = np.linspace(low, high, _GRID)
+        powers = np.cumsum(grid[:, None] ** np.arange(depths.max() + 1), axis=1)
+        misfit = np.sum((np.log(powers[:, depths]) - measured) ** 2, axis=1)
+        best = int(np.argmin(misfit))
+        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, _GRID - 1)])
+    return (low + high) / 2
