@@ -1,5 +1,6 @@
-# make demo   profile the embedded default target and write the skill
+# make demo   profile the embedded default target, confirm the chosen K, write the skill
 # make test   every test but slow and gpu
+# make bench  bounds on speed and memory, on an idle machine
 # make check  format, lint, types, import contract, docs drift, then the tests
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -7,16 +8,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test check slow format docs clean
+.PHONY: demo test bench check slow format docs clean
 
 demo: $(VENV)/.runs
 	$(BIN)/spectune profile --max-new-tokens 48 --budget-s 50 -o profiles/demo
+	$(BIN)/spectune confirm profiles/demo --temperature 0 --chosen-only --prompts 12
 	@$(BIN)/spectune recommend profiles/demo; status=$$?; \
 	  test $$status -eq 0 -o $$status -eq 4 && \
 	  echo "next: read outputs/skill-speculative-tuning.md, or $(BIN)/spectune profile --help for a model of your own"
 
 test: $(VENV)/.develops
 	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+bench: $(VENV)/.develops
+	$(BIN)/python -m tests.bench $(BENCH)
 
 check: $(VENV)/.develops
 	$(BIN)/ruff format --check .

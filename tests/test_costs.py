@@ -1,0 +1,134 @@
+"""The cost table as cells: drift divided out, spread, what lies between cells, and what whole rounds say of it all."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from spectune.costs import FOLDS, RESAMPLES, CellKey, CostCells
+from spectune.errors import ProfileError
+from spectune.fit import fit_settings, judged_rounds
+from spectune.plan import recommend
+from spectune.profile import Load, load_profile
+from spectune.stats import median_half_width, steady_seconds
+from tests.profiles import make_profile
+
+MAIN = Load(batch=1, context_tokens=100)
+
+
+def drifting(passes: int = 60, cells: int = 8, noise: float = 0.02) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(1)
+    drift = np.exp(0.3 * np.sin(np.arange(passes) / 6))
+    cell, number = (axis.ravel() for axis in np.meshgrid(np.arange(cells), np.arange(passes)))
+    seconds = (0.1 + 0.02 * cell) * drift[number] * np.exp(rng.normal(0, noise, cell.size))
+    return seconds, cell, number
+
+
+def test_a_drift_of_the_machine_is_divided_out_and_leaves_the_ratios() -> None:
+    seconds, cell, number = drifting()
+    steady = steady_seconds(seconds, cell, number, np.ones(len(cell), bool))
+    raw, clean = (np.array([median_half_width(values[cell == c]) for c in range(8)]) for values in (seconds, steady))
+    assert np.all(clean < 0.2 * raw)
+    medians = np.array([np.median(steady[cell == c]) for c in range(8)])
+    assert medians / medians[0] == pytest.approx(1 + 0.2 * np.arange(8), rel=0.01)
+    assert medians[0] == pytest.approx(0.1 * np.median(np.exp(0.3 * np.sin(np.arange(60) / 6))), rel=0.02)
+
+
+def test_too_few_forwards_in_a_pass_keep_their_noise() -> None:
+    seconds, cell, number = drifting(cells=4)
+    assert steady_seconds(seconds, cell, number, np.ones(len(cell), bool)) == pytest.approx(seconds)
+
+
+def test_rounds_follow_the_drift_that_forwards_tell() -> None:
+    seconds, cell, number = drifting(cells=9)
+    forward = cell < 8
+    steady = steady_seconds(seconds, cell, number, forward)
+    assert median_half_width(steady[~forward]) < 0.2 * median_half_width(seconds[~forward])
+
+
+@pytest.fixture
+def costs(tmp_path) -> pd.DataFrame:
+    return make_profile(tmp_path / "p", {0.0: 0.8}, verify_s=0.12).costs
+
+
+def test_cells_give_their_own_median_and_its_spread(costs) -> None:
+    cells = CostCells(costs)
+    key = CellKey(part="cost_p", tokens=3, load=MAIN)
+    draws = cells.resampled(key)
+    assert len(draws) == 1 + RESAMPLES
+    assert draws[0] == np.median(cells.samples[key].seconds)
+    assert draws[0] == pytest.approx(0.12, rel=0.01)
+    assert 0 < np.std(draws[1:]) / draws[0] < 0.01
+    folded = np.stack([cells.folded(side, key) for side in (0, 1)])
+    assert folded.shape == (2, FOLDS)
+    assert np.all(np.abs(folded / 0.12 - 1) < 0.02)
+
+
+def test_between_cells_a_line_beyond_them_nothing(costs) -> None:
+    sparse = costs[(costs["part"] != "cost_p") | costs["tokens"].isin([1, 2, 5])].copy()
+    sparse.loc[(sparse["part"] == "cost_p") & (sparse["tokens"] == 5), "seconds"] *= 2
+    cells = CostCells(sparse)
+    ends = [cells.resampled(CellKey(part="cost_p", tokens=n, load=MAIN))[0] for n in (2, 5)]
+    between = cells.resampled(CellKey(part="cost_p", tokens=3, load=MAIN))[0]
+    assert between == pytest.approx(ends[0] + (ends[1] - ends[0]) / 3)
+    with pytest.raises(ProfileError, match="lack verify n = 6"):
+        cells.resampled(CellKey(part="cost_p", tokens=6, load=MAIN))
+    with pytest.raises(ProfileError, match="at batch 8"):
+        cells.resampled(CellKey(part="cost_p", tokens=1, load=Load(batch=8, context_tokens=100)))
+
+
+def test_the_line_between_neighbours_is_held_against_the_cell_in_the_middle(costs) -> None:
+    bumpy = costs.copy()
+    bumpy.loc[(bumpy["part"] == "cost_p") & (bumpy["tokens"] == 3), "seconds"] *= 1.25
+    residuals = CostCells(bumpy).surface_residuals()
+    assert residuals[CellKey(part="cost_p", tokens=3, load=MAIN)] == pytest.approx(1 / 1.25 - 1, abs=0.01)
+
+
+def test_the_noisiest_cell_is_named(costs) -> None:
+    noisy = costs.copy()
+    chosen = (noisy["part"] == "cost_p") & (noisy["tokens"] == 4)
+    noisy.loc[chosen, "seconds"] *= np.exp(np.random.default_rng(0).normal(0, 0.3, chosen.sum()))
+    key, width = CostCells(noisy).noisiest
+    assert (key.part, key.tokens) == ("cost_p", 4)
+    assert width > 0.1
+
+
+def test_whole_rounds_at_other_depths_judge_the_sum_of_the_parts(tmp_path) -> None:
+    profile = make_profile(tmp_path / "p", {0.0: 0.8}, noise=0.0, max_k=8)
+    whole = profile.costs[(profile.costs["part"] == "overhead") & (profile.costs["tokens"] == 8)].copy()
+    whole["part"], whole["seconds"] = "round", (8 * 0.01 + 0.105 + 0.002) * 1.1
+    rounds = profile.costs[(profile.costs["part"] == "overhead") & (profile.costs["tokens"] == 1)].copy()
+    rounds["part"] = "round"
+    from dataclasses import replace
+
+    (judged,) = judged_rounds(replace(profile, costs=pd.concat([profile.costs, whole, rounds], ignore_index=True)))
+    assert (judged.num_speculative_tokens, judged.greedy) == (8, True)
+    assert judged.error == pytest.approx(1 / 1.1 - 1, abs=1e-6)
+
+
+def test_other_loads_have_their_own_answer_and_the_turn_is_between_them(tmp_path) -> None:
+    from dataclasses import replace
+
+    profile = make_profile(tmp_path / "p", {0.0: 0.8})
+    forwards = profile.costs[profile.costs["part"].isin(["cost_p", "cost_q"])]
+    many = forwards[forwards["tokens"] != 4].assign(batch=8)  # n = 4 lies between n = 3 and 5
+    many["seconds"] *= np.where(many["part"] == "cost_p", 1.0 + many["tokens"], 3.0)  # compute-bound
+    loads = [MAIN, Load(batch=8, context_tokens=100)]
+    settings = profile.manifest.settings.model_copy(update={"loads": loads})
+    both = replace(
+        profile,
+        costs=pd.concat([profile.costs, many], ignore_index=True),
+        manifest=profile.manifest.model_copy(update={"settings": settings}),
+    )
+    assert len(fit_settings(both, loads)) == 2 * len(fit_settings(profile))
+    answer = recommend(both)
+    assert [(a.batch, a.verdict) for a in answer.by_load] == [(1, "speculate"), (8, "plain")]
+    assert any("between batch 1 (speculate) and 8 (plain)" in reason for reason in answer.reasons)
+    assert answer.verdict == "speculate"
+
+
+def test_a_profile_of_an_older_schema_says_so(tmp_path) -> None:
+    make_profile(tmp_path / "p", {0.0: 0.8})
+    manifest = tmp_path / "p" / "profile.json"
+    manifest.write_text(manifest.read_text().replace('"schema_version": 2', '"schema_version": 1'))
+    with pytest.raises(ProfileError, match="older spectune"):
+        load_profile(tmp_path / "p")
