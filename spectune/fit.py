@@ -404,7 +404,7 @@ class RowCounts:
 
     emitted: Floats  # [rows]
     rounds: Floats  # [rows]
-    by_length: Floats  # [max_k + 1, rows] rounds by how many tokens were proposed
+    by_length: Floats  # [up to max_k + 1, rows] rounds by how many tokens were proposed
     filled: Floats  # [rows] rounds whose K proposals were all accepted
 
     @staticmethod
@@ -419,11 +419,13 @@ class RowCounts:
 
     def seconds(self, costs: RoundCosts) -> Floats:
         """[rows] at the point estimates of the costs."""
-        return np.asarray(costs.round_s[0] @ self.by_length + costs.catch_up_s[0] * self.filled)
+        round_s = costs.round_s[0, : len(self.by_length)]
+        return np.asarray(round_s @ self.by_length + costs.catch_up_s[0] * self.filled)
 
     def log_speedups(self, costs: RoundCosts) -> Floats:
         """[draws] log of pooled speed-up, for each draw of the costs."""
-        totals = costs.round_s @ self.by_length.sum(1) + costs.catch_up_s * self.filled.sum()
+        round_s = costs.round_s[:, : len(self.by_length)]
+        totals = round_s @ self.by_length.sum(1) + costs.catch_up_s * self.filled.sum()
         return np.asarray(np.log(self.emitted.sum() * costs.plain_s / totals))
 
 

@@ -22,6 +22,10 @@ class CachedSequence(Protocol):
         """Forget everything from position `length` on."""
         ...
 
+    def fork(self) -> "CachedSequence":
+        """Another sequence that holds the same tokens."""
+        ...
+
 
 class Scorer(Protocol):
     """Anything that gives next-token logits: a language model, or a table in a test."""
@@ -76,6 +80,15 @@ class ModelSequence:
         if length < self._length:
             self._cache.crop(length - self._length)
             self._length = length
+
+    def fork(self) -> "ModelSequence":
+        """Another sequence that holds the same tokens, so that a prompt is read once."""
+        twin = ModelSequence(self._model, self._rows)
+        twin._length = self._length
+        for index, layer in enumerate(self._cache.layers):
+            if layer.keys is not None:
+                twin._cache.update(layer.keys, layer.values, index)
+        return twin
 
 
 class out_of_memory_as_device_error:  # noqa: N801 - reads as a statement

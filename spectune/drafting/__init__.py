@@ -52,6 +52,10 @@ class Drafting(Protocol):
         """Propose at most `max_tokens` tokens to follow `token_ids`, the whole sequence so far."""
         ...
 
+    def fork(self, rng: np.random.Generator) -> "Drafting":
+        """Another drafting that has read the same tokens, with its own chance."""
+        ...
+
 
 class Drafter(Protocol):
     """A drafting method."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from spectune.drafting import Continuation, Evidence, Proposal
 from spectune.models import LanguageModel
 from spectune.sampling import Sampling, log_probabilities, probabilities, sample
-from spectune.scoring import ModelScorer, Scorer, require_finite, teacher_forced_logits
+from spectune.scoring import CachedSequence, ModelScorer, Scorer, require_finite, teacher_forced_logits
 
 _TOKENS_PER_FORWARD = 4096
 
@@ -34,7 +34,7 @@ class DraftModel:
 
     def open(self, rng: np.random.Generator) -> "DraftModelSequence":
         """Start on a sequence."""
-        return DraftModelSequence(self.scorer, rng)
+        return DraftModelSequence(self.scorer.open(), [], rng)
 
     def evidence(self, continuations: Sequence[Continuation], max_k: int) -> list[Evidence]:
         """Log q(x), argmax, rank (and Σ min(p, q)) at every position, teacher-forced: one pass gives every K."""
@@ -59,10 +59,14 @@ class DraftModel:
 class DraftModelSequence:
     """The draft's cache, kept in step with the sequence by the prefix they share."""
 
-    def __init__(self, scorer: Scorer, rng: np.random.Generator) -> None:
-        self._sequence = scorer.open()
-        self._cached: list[int] = []
+    def __init__(self, sequence: CachedSequence, cached: list[int], rng: np.random.Generator) -> None:
+        self._sequence = sequence
+        self._cached = cached
         self._rng = rng
+
+    def fork(self, rng: np.random.Generator) -> "DraftModelSequence":
+        """Another drafting that has read the same tokens."""
+        return DraftModelSequence(self._sequence.fork(), list(self._cached), rng)
 
     def propose(self, token_ids: Sequence[int], max_tokens: int, sampling: Sampling) -> Proposal:
         """Sample `max_tokens` tokens one by one; at T = 0 their argmaxes, as point masses."""

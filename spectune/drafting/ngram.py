@@ -30,6 +30,10 @@ class NgramDrafter:
         del rng
         return self
 
+    def fork(self, rng: np.random.Generator) -> "NgramDrafter":
+        """As `open`."""
+        return self.open(rng)
+
     def propose(self, token_ids: Sequence[int], max_tokens: int, sampling: Sampling) -> Proposal:
         """Point masses on the tokens that followed; none where no suffix recurs."""
         del sampling

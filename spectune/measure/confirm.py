@@ -1,6 +1,6 @@
 """Decode held-out prompts for real, plainly and speculatively by turns, so that predictions meet a clock."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from spectune.decode import speculative_rounds
-from spectune.drafting import Continuation, Drafter
+from spectune.decode import Round, speculative_rounds
+from spectune.drafting import Continuation, Drafter, Drafting
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.ngram import NgramDrafter
 from spectune.drafting_spec import ngram_bounds
@@ -132,12 +132,13 @@ def _decode_all(
     runs: list[dict[str, object]] = []
     continuations: list[Continuation] = []
     settings = profile.manifest.settings
-    for temperature, trials in by_temperature.items():
-        sampling = Sampling(temperature=temperature, top_p=settings.top_p, top_k=settings.top_k)
-        for number, prompt in enumerate(prompts):
-            if number == 0:  # what runs first is slow: decode it twice, keep the second
-                _by_turns(_open(target, drafts, trials, prompt, sampling, _TURN_TOKENS, rng), rng)
-            decoded = _open(target, drafts, trials, prompt, sampling, request.max_new_tokens, rng)
+    for number, prompt in enumerate(prompts):
+        read = _Read(target, drafts, prompt)
+        for temperature, trials in by_temperature.items():
+            sampling = Sampling(temperature=temperature, top_p=settings.top_p, top_k=settings.top_k)
+            if number == 0:  # what runs first is slow: decode a little that does not count
+                _by_turns(read.runs(trials, sampling, _TURN_TOKENS, rng), rng)
+            decoded = read.runs(trials, sampling, request.max_new_tokens, rng)
             _by_turns(decoded, rng)
             progress.advance(len(trials) * request.max_new_tokens)
             runs += [run.row(prompt.id) for run in decoded]
@@ -152,19 +153,43 @@ def _decode_all(
     return runs, continuations
 
 
-def _open(
-    target: LanguageModel,
-    drafts: dict[str, Drafter],
-    trials: Sequence[Trial],
-    prompt: TapePrompt,
-    sampling: Sampling,
-    max_new_tokens: int,
-    rng: np.random.Generator,
-) -> list["_Run"]:
-    return [
-        _Run(target, drafts[trial.draft] if trial.draft else None, trial, prompt, sampling, max_new_tokens, one)
-        for trial, one in zip(trials, rng.spawn(len(trials)), strict=True)
-    ]
+class _Read:
+    """A prompt that target and drafts have read, once for all its runs."""
+
+    def __init__(self, target: LanguageModel, drafts: dict[str, Drafter], prompt: TapePrompt) -> None:
+        self._target, self._prompt = target, prompt
+        self._sequence = ModelScorer(target).open()
+        if len(prompt.token_ids) > 1:
+            self._sequence.extend(prompt.token_ids[:-1])
+        idle = np.random.default_rng(0)
+        self._draftings: dict[str | None, Drafting] = {spec: draft.open(idle) for spec, draft in drafts.items()}
+        for drafting in self._draftings.values():
+            drafting.propose(prompt.token_ids, 1, Sampling())
+        self._draftings[None] = NgramDrafter()  # plain decoding asks for nothing
+
+    def runs(
+        self, trials: Sequence[Trial], sampling: Sampling, max_new_tokens: int, rng: np.random.Generator
+    ) -> list["_Run"]:
+        """One run for each trial."""
+        return [
+            _Run(
+                self._target,
+                speculative_rounds(
+                    self._sequence.fork(),
+                    self._draftings[trial.draft].fork(own),
+                    token_ids,
+                    trial.num_speculative_tokens,
+                    sampling,
+                    own,
+                    self._target.name,
+                ),
+                token_ids,
+                trial,
+                max_new_tokens,
+            )
+            for trial, own in zip(trials, rng.spawn(len(trials)), strict=True)
+            for token_ids in [list(self._prompt.token_ids)]
+        ]
 
 
 def _by_turns(runs: Sequence["_Run"], rng: np.random.Generator) -> None:
@@ -182,25 +207,14 @@ class _Run:
     def __init__(
         self,
         target: LanguageModel,
-        drafter: Drafter | None,
+        rounds: Iterator[Round],
+        token_ids: list[int],
         trial: Trial,
-        prompt: TapePrompt,
-        sampling: Sampling,
         max_new_tokens: int,
-        rng: np.random.Generator,
     ) -> None:
         self._trial, self._limit, self._device = trial, max_new_tokens, target.device
         self._ends: Collection[int] = target.eos_token_ids
-        self._token_ids, self._first = list(prompt.token_ids), len(prompt.token_ids)
-        sequence = ModelScorer(target).open()
-        if self._first > 1:
-            sequence.extend(self._token_ids[:-1])
-        drafting = (drafter or NgramDrafter()).open(rng)
-        if trial.num_speculative_tokens:
-            drafting.propose(self._token_ids, 1, sampling)  # reads the prompt
-        self._rounds = speculative_rounds(
-            sequence, drafting, self._token_ids, trial.num_speculative_tokens, sampling, rng, target.name
-        )
+        self._rounds, self._token_ids, self._first = rounds, token_ids, len(token_ids)
         self._count = self._accepted = self._proposed = 0
         self._seconds = 0.0
         self.done = False

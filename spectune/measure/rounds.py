@@ -82,6 +82,9 @@ class _TimedSequence:
     def crop(self, length: int) -> None:
         self._sequence.crop(length)
 
+    def fork(self) -> CachedSequence:
+        return _TimedSequence(self._sequence.fork(), self._clock)
+
 
 class _TimedScorer:
     def __init__(self, scorer: Scorer, clock: _ForwardClock) -> None:
@@ -99,3 +102,7 @@ class _Scripted:
     def propose(self, token_ids: Sequence[int], max_tokens: int, sampling: Sampling) -> Proposal:
         del sampling
         return Proposal(draft_token_ids=list(token_ids[:max_tokens]))
+
+    def fork(self, rng: np.random.Generator) -> Drafting:
+        del rng
+        return self
