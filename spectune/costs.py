@@ -88,11 +88,15 @@ class CostCells:
         return (1 - share) * ends[0] + share * ends[1]
 
     @cached_property
+    def half_widths(self) -> dict[CellKey, float]:
+        """How well each median is known, whole rounds left out; relative to itself or to a plain step, the longer."""
+        return {key: self._half_width(key) for key in self.samples if key.part != "round"}
+
+    @property
     def noisiest(self) -> tuple[CellKey, float]:
-        """The forward or overhead whose median is known worst; half-width relative to itself or a plain step."""
-        widths = {key: self._half_width(key) for key in self.samples if key.part != "round"}
-        worst = max(widths, key=lambda key: widths[key])
-        return worst, widths[worst]
+        """The cell whose median is known worst."""
+        worst = max(self.half_widths, key=lambda key: self.half_widths[key])
+        return worst, self.half_widths[worst]
 
     def _half_width(self, key: CellKey) -> float:
         seconds = self.samples[key].seconds

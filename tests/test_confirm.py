@@ -10,6 +10,7 @@ from spectune.confirmation import confirmation
 from spectune.fit import draft_record, whole_texts
 from spectune.profile import load_profile
 from tests.checkpoints import WORDS, save_checkpoint
+from tests.test_skill import LITERALS, unexplained_numbers
 
 PROMISED = {
     "draft", "num_speculative_tokens", "temperature", "predicted_speedup", "predicted_low", "predicted_high",
@@ -76,8 +77,11 @@ def test_the_machine_output_is_what_the_runs_say(profiled, capsys) -> None:
 def test_the_skill_shows_predicted_against_measured(profiled, capsys, tmp_path) -> None:
     directory, draft = profiled
     seen = confirmed(directory, capsys, "--draft", draft, "--temperature", "0", "-k", "4")
-    assert run(["recommend", str(directory), "--temperature", "0", "-o", str(tmp_path / "s.md")]) in (0, 4)
-    markdown = (tmp_path / "s.md").read_text()
+    capsys.readouterr()
+    options = ["--temperature", "0", "--json", "-o", str(tmp_path / "s.md")]
+    assert run(["recommend", str(directory), *options]) in (0, 4)
+    markdown, machine = (tmp_path / "s.md").read_text(), json.loads(capsys.readouterr().out)
+    assert set(unexplained_numbers(markdown, machine)) <= LITERALS
     assert "## Predicted against measured" in markdown
     assert f"{seen['settings'][0]['measured_speedup']:.2f}×" in markdown
     again = confirmation(load_profile(directory))

@@ -76,6 +76,24 @@ def test_the_tape_is_the_same_twice(models, workload, tmp_path) -> None:
     assert load_profile(tmp_path / "b").manifest.tables["tape"] != one.manifest.tables["tape"]
 
 
+def test_costs_at_other_loads(models, workload, tmp_path, capsys) -> None:
+    output = tmp_path / "p"
+    options = ["--draft", models[1], "--temperature", "0", "--batch", "3", "--context", "40", "--limit-tokens", "12"]
+    assert profile(models, workload, output, *options) == 0
+    saved = load_profile(output)
+    loads = [(load.batch, load.context_tokens) for load in saved.manifest.settings.loads]
+    typical = loads[0][1]
+    assert loads == [(1, typical), (1, 40), (3, typical), (3, 40)]
+    forwards = saved.costs[saved.costs["part"] == "cost_p"]
+    assert set(zip(forwards["batch"], forwards["context_tokens"], strict=True)) == set(loads)
+    assert set(saved.tape["end"]) <= {"eos", "limit"}
+    assert {(s.load.batch, s.load.context_tokens) for s in fit_settings(saved, saved.manifest.settings.loads)} == set(
+        loads
+    )
+    assert run(["recommend", str(output), "-o", str(tmp_path / "s.md")]) in (0, 4)
+    assert "## By load" in (tmp_path / "s.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "code", "expected"),
     [
@@ -88,6 +106,10 @@ def test_the_tape_is_the_same_twice(models, workload, tmp_path) -> None:
         (["--temperature", "-1"], 2, "temperature is -1"),
         (["--temperature", "inf"], 2, "temperature is inf"),
         (["--seed", "-1"], 2, "--seed is -1"),
+        (["--batch", "0"], 2, "--batch is 0"),
+        (["--context", "-3"], 2, "--context is -3"),
+        (["--context", "300"], 2, "--context 300 does not fit"),
+        (["--limit-tokens", "5"], 2, "--limit-tokens 5 is below --max-new-tokens 12"),
         (["--device", "cuda:99"], 3, "no device 'cuda:99'"),
         (["--dtype", "int4"], 2, "no dtype 'int4'"),
         (["--draft", "ngram:min=5,max=3"], 2, "5 to 3 tokens"),
@@ -100,7 +122,7 @@ def test_the_tape_is_the_same_twice(models, workload, tmp_path) -> None:
 def test_wrong_options_are_two_lines_and_leave_nothing(
     models, workload, tmp_path, capsys, monkeypatch, options, code, expected
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert profile(models, workload, tmp_path / "p", *options) == code
     captured = capsys.readouterr()
     error, remedy = captured.err.splitlines()[-2:]

@@ -312,13 +312,15 @@ def _notices(
             message = f"{count} of {per_temperature} continuations at T = {temperature} repeat an 8-gram"
             advice = "n-gram looks better here than on varied text"
             found.append(Notice(code="repeats", message=message, advice=advice))
-    cell, width = CostCells(costs).noisiest
+    cells = CostCells(costs)
+    cell, width = cells.noisiest
     if width > KNOWN_WITHIN:
-        known = (
-            f"known within ±{width:.1%} only" if width < float("inf") else "measured too few times to know its spread"
-        )
+        known = f"within ±{width:.1%} only" if width < float("inf") else "too few times to tell its spread"
+        noisy = sum(one > KNOWN_WITHIN for one in cells.half_widths.values())
+        which = f"{noisy} of {len(cells.half_widths)} timings are not known within ±{KNOWN_WITHIN:.0%}"
+        message = f"{which}; the worst, {cell}, {known}"
         advice = f"a longer --budget-s than {request.budget_s:g} settles it, on a quiet machine"
-        found.append(Notice(code="noise", message=f"{cell} is {known}", advice=advice))
+        found.append(Notice(code="noise", message=message, advice=advice))
     for name, value in prepared.defaults.not_applied.items():
         message = f"the target's generation_config sets {name} = {value}, which was not applied"
         found.append(Notice(code="sampling", message=message, advice="engines that apply it sample from another law"))
