@@ -99,6 +99,16 @@ def confirmation(profile: Profile) -> Confirmation | None:
     )
 
 
+def predicted_interval(one: ConfirmedSetting) -> Interval:
+    """The prediction and where a run should fall."""
+    return Interval(estimate=one.predicted_speedup, low=one.predicted_low, high=one.predicted_high)
+
+
+def measured_interval(one: ConfirmedSetting) -> Interval:
+    """The measured figure with its confidence interval."""
+    return Interval(estimate=one.measured_speedup, low=one.measured_low, high=one.measured_high)
+
+
 def _runs(profile: Profile, draft: str | None, k: int, temperature: float) -> pd.DataFrame:
     """A run for each prompt, in the same order for every setting."""
     assert profile.confirmed is not None

@@ -138,3 +138,16 @@ def test_the_variance_of_rounds_is_that_of_literal_rounds() -> None:
             s, n = s + 1 + int(first) + int(first and second), n + 1
         counts.append(n)
     assert found == pytest.approx(np.var(counts), rel=0.05)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_what_is_printed_fits_the_terminal(profiled, capsys, monkeypatch, width) -> None:
+    directory, draft = profiled
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["confirm", str(directory), "--draft", "ngram", "-k", "1", "-k", "4", "--temperature", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert "method error" in printed
+    table = printed.splitlines()[1:4]
+    assert [line.split()[0] for line in table] == ["K", "1", "4"]
+    assert max(map(len, table)) <= width

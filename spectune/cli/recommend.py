@@ -45,7 +45,7 @@ def recommend(
     if as_json:
         print(json.dumps(recommendation_object(decided, configs), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        print(_summary(decided, output))
+        print(_summary(decided, directory, output))
     return InsufficientDataError.exit_code if decided.verdict == "insufficient-data" else 0
 
 
@@ -73,7 +73,7 @@ def write_whole(path: Path, text: str) -> None:
         ) from error
 
 
-def _summary(decided: "Recommendation", output: Path) -> str:
+def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
     from spectune.report.skill import headline
 
     categories = " · ".join(
@@ -86,9 +86,26 @@ def _summary(decided: "Recommendation", output: Path) -> str:
         *_fallback_line(decided),
         categories,
         *(f"because {reason}" for reason in decided.reasons),
+        _confirmed_line(decided, directory),
         f"wrote {shlex.quote(str(output))}",
     ]
     return "\n".join(lines)
+
+
+def _confirmed_line(decided: "Recommendation", directory: Path) -> str:
+    from spectune.confirmation import predicted_interval
+    from spectune.report.skill import interval_text
+
+    best, seen = decided.best_candidate, decided.confirmation
+    for one in seen.settings if seen else []:
+        if (one.draft, one.num_speculative_tokens, one.temperature) == (
+            best.draft,
+            best.num_speculative_tokens,
+            best.temperature,
+        ):
+            predicted = interval_text(predicted_interval(one), "×")
+            return f"decoded for real: {one.measured_speedup:.2f}×, predicted {predicted} for such a run"
+    return f"not decoded for real yet: spectune confirm {shlex.quote(str(directory))}"
 
 
 def _fallback_line(decided: "Recommendation") -> list[str]:

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from spectune.confirmation import measured_interval, predicted_interval
 from spectune.report.skill import formula_text, interval_text
-from spectune.stats import Interval
 
 if TYPE_CHECKING:
-    from spectune.confirmation import Confirmation
+    from spectune.confirmation import Confirmation, ConfirmedSetting
     from spectune.fit import Setting
     from spectune.formula import FormulaFit
     from spectune.profile import Notice
@@ -113,45 +113,38 @@ def _narrow_table(settings: Sequence["Setting"], fastest: "Setting") -> Table:
 
 
 def show_confirmation(seen: "Confirmation") -> None:
-    """Predicted, replayed and measured side by side, then the errors over all settings; on stdout."""
-    console = Console(highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    headers = (
-        "T",
-        "draft",
-        "K",
-        r"predicted \[where a run falls]",
-        "replayed",
-        r"measured \[95%]",
-        "tokens",
-        "method error",
-        "",
-    )
-    for header in headers:
-        table.add_column(header, justify="left" if header in ("draft", "") else "right", no_wrap=True)
-    for one in seen.settings:
-        predicted = Interval(estimate=one.predicted_speedup, low=one.predicted_low, high=one.predicted_high)
-        measured = Interval(estimate=one.measured_speedup, low=one.measured_low, high=one.measured_high)
-        table.add_row(
-            f"{one.temperature:g}",
-            one.draft,
-            str(one.num_speculative_tokens),
-            escape(interval_text(predicted)),
-            f"{one.replayed_speedup:.2f}",
-            escape(interval_text(measured)),
-            f"{one.measured_tokens:,}",
-            f"{one.method_error:.1%}",
-            "outside" if one.inside_interval is False else "",
-        )
-    width = max(console.width, 40)
-    console.print(table, width=max(width, 120) if not console.is_terminal else width)
-    inside = seen.fraction_inside_interval
-    console.print(
-        f"method error {seen.median_method_error:.1%} in the median, {seen.max_method_error:.1%} at worst; "
-        f'"always 1.0×" {seen.null_errors.always_one:.1%}, the formula {seen.null_errors.geometric:.1%} in the median'
-    )
+    """On stdout: predicted, replayed and measured side by side, then the errors over all settings."""
+    console = Console(highlight=False)
+    for temperature, draft in dict.fromkeys((one.temperature, one.draft) for one in seen.settings):
+        mine = [one for one in seen.settings if (one.temperature, one.draft) == (temperature, draft)]
+        tokens = min(one.measured_tokens for one in mine)
+        console.print(f"T = {temperature:g} · {draft} · {tokens:,} tokens each", markup=False, soft_wrap=True)
+        console.print(_confirmation_table(mine, narrow=console.width < _NARROW_COLUMNS))
+        console.print()
+    nulls, inside = seen.null_errors, seen.fraction_inside_interval
+    lines = [
+        f"method error {seen.median_method_error:.1%} in the median, {seen.max_method_error:.1%} at worst",
+        f"without replay: “nothing changes” {nulls.always_one:.1%}, formula with a cost ratio {nulls.geometric:.1%}",
+    ]
     if inside is not None:
-        console.print(f"measured inside the predicted interval: {inside:.0%} of {len(seen.settings)} settings")
+        lines.append(f"{inside:.0%} of the measured figures fell into the predicted interval")
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _confirmation_table(settings: Sequence["ConfirmedSetting"], narrow: bool) -> Table:
+    table = Table(box=None, pad_edge=False)
+    wide = ("K", r"predicted \[a run falls in]", "replayed", r"measured \[95%]", "error", "")
+    for header in ("K", "predicted", "replayed", "measured") if narrow else wide:
+        table.add_column(header, justify="right", no_wrap=True)
+    for one in settings:
+        k, replayed = str(one.num_speculative_tokens), f"{one.replayed_speedup:.2f}"
+        if narrow:
+            table.add_row(k, f"{one.predicted_speedup:.2f}", replayed, f"{one.measured_speedup:.2f}")
+            continue
+        predicted, measured = (escape(interval_text(one)) for one in (predicted_interval(one), measured_interval(one)))
+        outside = "← outside" if one.inside_interval is False else ""
+        table.add_row(k, predicted, replayed, measured, f"{one.method_error:.1%}", outside)
+    return table
 
 
 def show_warnings(console: Console, warnings: Sequence["Notice"]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import yaml
 
-from spectune.confirmation import Confirmation, ConfirmedSetting
+from spectune.confirmation import Confirmation, ConfirmedSetting, measured_interval, predicted_interval
 from spectune.engines import EngineConfig
 from spectune.formula import FormulaFit
 from spectune.plan import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
@@ -192,15 +192,13 @@ def _confirmed(seen: Confirmation) -> str:
 
 
 def _confirmed_row(one: ConfirmedSetting) -> tuple[str, ...]:
-    predicted = Interval(estimate=one.predicted_speedup, low=one.predicted_low, high=one.predicted_high)
-    measured = Interval(estimate=one.measured_speedup, low=one.measured_low, high=one.measured_high)
     return (
         one.draft,
         str(one.num_speculative_tokens),
         f"{one.temperature:g}",
-        interval_text(predicted, "×"),
+        interval_text(predicted_interval(one), "×"),
         f"{one.replayed_speedup:.2f}×",
-        interval_text(measured, "×"),
+        interval_text(measured_interval(one), "×"),
         str(one.measured_tokens),
         f"{one.method_error:.3f}",
     )
