@@ -142,7 +142,7 @@ def test_the_variance_of_rounds_is_that_of_literal_rounds() -> None:
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_what_is_printed_fits_the_terminal(profiled, capsys, monkeypatch, width) -> None:
-    directory, draft = profiled
+    directory, _ = profiled
     monkeypatch.setenv("COLUMNS", str(width))
     assert run(["confirm", str(directory), "--draft", "ngram", "-k", "1", "-k", "4", "--temperature", "0"]) == 0
     printed = capsys.readouterr().out
