@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 RESAMPLES = 2000
 FOLDS = 5
 KNOWN_WITHIN = 0.03
+_FEWEST_OF_A_FOLD = 5
 _KEYS = ["part", "draft", "temperature", "tokens", "batch", "context_tokens"]
 _NAMES = {"cost_p": "verify n", "cost_q": "draft n", "overhead": "overhead K", "round": "round K"}
 
@@ -99,11 +100,9 @@ class CostCells:
         return worst, self.half_widths[worst]
 
     def _half_width(self, key: CellKey) -> float:
-        seconds = self.samples[key].seconds
         plain = self.samples.get(CellKey(part="cost_p", tokens=1, load=key.load))
         plain_s = 0.0 if plain is None else float(np.median(plain.seconds))
-        median = abs(float(np.median(seconds)))
-        return median_half_width(seconds) * median / max(median, plain_s) if median else 0.0
+        return median_half_width(self.samples[key].seconds, plain_s)
 
     def surface_residuals(self) -> dict[CellKey, float]:
         """How far the line between its neighbours misses each inner cell of cost_p, relative to it."""
@@ -148,6 +147,7 @@ def _key(row: object) -> CellKey:
 
 
 def _bootstrap(samples: Samples) -> Floats:
+    """Cells of as many samples are resampled alike, pass by pass, so that what drift is left stays shared."""
     count = len(samples.seconds)
     draws = np.random.default_rng(count).integers(count, size=(RESAMPLES, count))
     medians = np.median(samples.seconds[draws], axis=1)
@@ -155,8 +155,12 @@ def _bootstrap(samples: Samples) -> Floats:
 
 
 def _folds(samples: Samples) -> Floats:
-    """[FOLDS, 2]; samples are dealt to the folds in turn, so that each has early and late ones."""
+    """[FOLDS, 2]; samples are dealt to the folds in turn, so that each has early and late ones.
+
+    Too few to give each fold a median of its own: all of them serve everywhere.
+    """
+    if len(samples.seconds) < FOLDS * _FEWEST_OF_A_FOLD:
+        return np.full((FOLDS, 2), np.median(samples.seconds))
     turn = np.argsort(np.argsort(samples.passes, kind="stable"), kind="stable") % FOLDS
     pairs = [(samples.seconds[turn == fold], samples.seconds[turn != fold]) for fold in range(FOLDS)]
-    whole = np.median(samples.seconds)
-    return np.array([[np.median(part) if len(part) else whole for part in pair] for pair in pairs])
+    return np.array([[np.median(part) for part in pair] for pair in pairs])

@@ -57,7 +57,7 @@ class Setting:
     temperature: float
     load: Load
     speedup: Interval
-    acceptance_length: Interval  # per complete round
+    acceptance_length: Interval  # per complete round; over all rounds where no text is long enough for one
     clock_acceptance_length: float  # tokens over rounds as a clock sees them: ended texts cut their last round short
     plain_s: float
     draft_s: float  # mean over rounds, as are the next three
@@ -235,6 +235,7 @@ def _costs(
     )
     slope = (last - first) / max(knots[1] - knots[0], 1)
     overhead = first[:, None] + slope[:, None] * (np.arange(max_k + 1) - knots[0])
+    overhead = np.maximum(overhead, 0.0)  # a line through noise
     overhead[:, 0] = plain
     step = figure(CellKey(part="cost_q", tokens=1, load=load, draft=draft.spec))
     if draft.method == "ngram":  # one lookup a round, whatever it finds
@@ -313,9 +314,9 @@ def acceptance_lengths_by_rule(
         if temperature == 0.0 and found:  # a greedy target makes all rules one
             found[rule] = found["greedy_draft"]
             continue
-        counts = replayed(profile, draft, temperature, rule, [num_speculative_tokens]).complete
-        rounds = counts.rounds.sum()
-        found[rule] = float(counts.emitted.sum() / rounds) if rounds > 0 else 1.0
+        counts = replayed(profile, draft, temperature, rule, [num_speculative_tokens])
+        complete = counts.complete if counts.complete.rounds.sum() > 0 else counts.clock
+        found[rule] = float(complete.emitted.sum() / complete.rounds.sum())
     return found
 
 
@@ -345,7 +346,8 @@ def _setting(
     costs: RoundCosts,
     folds: Sequence[RoundCosts],
 ) -> Setting:
-    place, complete = k - 1, counts.complete
+    place = k - 1
+    complete = counts.complete if counts.complete.rounds.sum() > 0 else counts.clock  # texts too short for one
     clock = RowCounts.of(counts.clock, counts.clock_emitted, place, k)
     rounds = float(clock.rounds.sum())
     seconds = clock.seconds(costs)
@@ -355,7 +357,8 @@ def _setting(
     prompt_influence = log_ratio_influence(clock.emitted, seconds)
     cost_influence = draws[1:] - draws[0]
     error = float(np.hypot(np.sqrt(np.sum(prompt_influence**2)), np.std(cost_influence)))
-    length, length_influence = _complete_length(complete, place)
+    length = float(complete.emitted[place].sum() / complete.rounds[place].sum())
+    length_influence = log_ratio_influence(complete.emitted[place], complete.rounds[place])
     length_error = float(np.sqrt(np.sum(length_influence**2)))
     shares, filled = clock.by_length.sum(1) / rounds, clock.filled.sum() / rounds
     return Setting(
@@ -388,14 +391,6 @@ def _setting(
             complete.accepted[place, :k].sum(1), np.full(k, complete.rounds_by_length[place, 1:].sum())
         ),
     )
-
-
-def _complete_length(complete: Replay, place: int) -> tuple[float, Floats]:
-    """τ over complete rounds and each prompt's influence on its log; texts too short for one leave it open."""
-    rounds, emitted = complete.rounds[place], complete.emitted[place]
-    if not rounds.sum() > 0:
-        return 1.0, np.full(len(rounds), np.nan)
-    return float(emitted.sum() / rounds.sum()), log_ratio_influence(emitted, rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

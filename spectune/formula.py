@@ -94,6 +94,8 @@ def _half_widths(group: Sequence[Setting], alpha: float) -> NDArray[np.float64]:
 
 def _verdict(log_errors: NDArray[np.float64], half_widths: NDArray[np.float64]) -> Fits:
     sizes = np.abs(log_errors)
+    if len(sizes) < 2:  # one α fits one τ whatever it is
+        return "undecided"
     if np.any((sizes > half_widths) & (sizes > TOLERANCE)):
         return "misleads"
     return "fits" if np.all(sizes + half_widths < TOLERANCE) else "undecided"

@@ -9,8 +9,16 @@ from scipy.special import ndtr
 
 from spectune.confirmation import Confirmation, confirmation
 from spectune.costs import CostCells
+from spectune.drafting_spec import ngram_bounds
 from spectune.errors import ConfigError
-from spectune.fit import Setting, acceptance_lengths_by_rule, fit_settings, judged_rounds
+from spectune.fit import (
+    Setting,
+    acceptance_lengths_by_rule,
+    draft_record,
+    fit_settings,
+    judged_rounds,
+    whole_texts,
+)
 from spectune.formula import FormulaFit, fit_formula
 from spectune.profile import Manifest, Notice, Profile
 from spectune.selection import MIN_GAIN, Decision, Verdict, decide, verdict_of
@@ -92,7 +100,7 @@ class CategoryAnswer:
 
     category: str
     prompts: int
-    acceptance_length: float | None  # None where no complete round was recorded
+    acceptance_length: float | None  # as a clock sees it; None where no round was recorded
     speedup: Interval | None
     published: str | None
 
@@ -117,7 +125,7 @@ class Accuracy:
     """How good the profile's costs are: what stays noisy, and how well the parts of a round add up."""
 
     noisiest_cell: str
-    noisiest_half_width: float  # relative; half of the 95% interval of its median
+    noisiest_half_width: float | None  # relative; half of the 95% interval of its median; None: too few samples
     worst_round_error: float | None  # relative; parts measured apart against whole rounds, at K not used to calibrate
     worst_surface_error: float | None  # relative; a line between neighbouring n against cells measured in between
 
@@ -187,7 +195,7 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
     decision = decided[headline]
     best, candidate = decision.setting, _candidate(decision.setting)
     speculate = decision.verdict == "speculate"
-    fallback, fallback_reason = _fallback(best) if speculate else (None, _no_fallback(decision.verdict))
+    fallback, fallback_reason = _fallback(profile, best) if speculate else (None, _no_fallback(decision.verdict))
     formula, confirmed = fit_formula(settings), confirmation(profile)
     by_load = _by_load(profile, [s for s in everywhere if s.temperature == headline])
     return Recommendation(
@@ -259,7 +267,7 @@ def _accuracy(profile: Profile) -> Accuracy:
     cell, width = cells.noisiest
     return Accuracy(
         noisiest_cell=str(cell),
-        noisiest_half_width=min(width, 1e9),
+        noisiest_half_width=width if math.isfinite(width) else None,
         worst_round_error=max((one.error for one in judged_rounds(profile)), key=abs, default=None),
         worst_surface_error=max(cells.surface_residuals().values(), key=abs, default=None),
     )
@@ -332,12 +340,13 @@ def _temperature_answer(decision: Decision) -> TemperatureAnswer:
 def _gate(settings: Sequence[Setting], decision: Decision, decided: Mapping[float, Decision]) -> TemperatureGate:
     """For the recommended draft and K, which an engine keeps at every temperature; else for each temperature's best."""
     verdicts = {temperature: one.verdict for temperature, one in decided.items()}
-    if decision.verdict == "speculate":
+    if decision.verdict == "speculate":  # from the headline's temperature upwards
         best = decision.setting
         same = (best.draft, best.num_speculative_tokens)
         kept = [s for s in settings if (s.draft, s.num_speculative_tokens) == same]
         verdicts = {s.temperature: verdict_of(s.speedup, s.effective_prompts) for s in kept}
         verdicts[best.temperature] = decision.verdict
+        verdicts = {t: verdict for t, verdict in verdicts.items() if t >= best.temperature}
     speculate_up_to = None
     for temperature in sorted(verdicts):
         if verdicts[temperature] != "speculate":
@@ -346,12 +355,15 @@ def _gate(settings: Sequence[Setting], decision: Decision, decided: Mapping[floa
     return TemperatureGate(speculate_up_to=speculate_up_to, plain_from=None)
 
 
-def _fallback(setting: Setting) -> tuple[Fallback | None, str]:
-    """Threshold τ_be = T_round/T_plain, and a window long enough that a healthy stream hardly ever falls below."""
+def _fallback(profile: Profile, setting: Setting) -> tuple[Fallback | None, str]:
+    """Threshold τ_be = T_round/T_plain, and a window long enough that a healthy stream hardly ever falls below.
+
+    A request's gain varies with its text, and given the text with the chance of acceptance.
+    """
     threshold = float(setting.seconds.sum() / setting.rounds.sum() / setting.plain_s)
     used = setting.rounds > 0
     gain = setting.emitted[used] - threshold * setting.rounds[used]  # tokens won by each request
-    deviation = float(gain.std(ddof=1))
+    deviation = math.hypot(float(gain.std(ddof=1)), threshold * _chance_of_rounds(profile, setting))
     surely_won = float(gain.mean()) - 1.645 * deviation / math.sqrt(len(gain))
     if surely_won <= 0:
         return None, "the gain per request is too uncertain for a rule that would not trip on a healthy stream"
@@ -359,6 +371,16 @@ def _fallback(setting: Setting) -> tuple[Fallback | None, str]:
     rate = float(ndtr(-surely_won * math.sqrt(window) / deviation)) if deviation > 0 else 0.0
     rule = Fallback(acceptance_length_below=threshold, window_requests=window, false_trip_rate=rate)
     return rule, "requests as long as the recorded ones"
+
+
+def _chance_of_rounds(profile: Profile, setting: Setting) -> float:
+    """Standard deviation of a request's rounds, given its text; 0 where acceptance is certain or impossible."""
+    if setting.method != "draft_model" or setting.temperature == 0.0:
+        return 0.0
+    draft, limit = draft_record(profile, setting.draft), profile.manifest.settings.max_new_tokens
+    where = (draft, setting.temperature, setting.num_speculative_tokens, limit)
+    _, variance = whole_texts(profile, profile.tape, profile.acceptance, *where)
+    return math.sqrt(float(variance.mean()))
 
 
 def _no_fallback(verdict: Verdict) -> str:
@@ -376,7 +398,8 @@ def _category_answer(setting: Setting, category: str) -> CategoryAnswer:
     if rounds.sum() > 0:
         length = float(emitted.sum() / rounds.sum())
         point = float(emitted.sum() * setting.plain_s / seconds.sum())
-        speedup = log_t_interval(point, log_ratio_standard_error(emitted, seconds), effective_prompts(rounds))
+        error = math.hypot(log_ratio_standard_error(emitted, seconds), float(setting.cost_influence.std()))
+        speedup = log_t_interval(point, error, effective_prompts(rounds))
     return CategoryAnswer(
         category=category,
         prompts=int(mine.sum()),
@@ -405,9 +428,10 @@ def _break_even_reason(best: Candidate) -> str:
         return f"even a free and perfect draft loses at K = {k}: verifying alone takes longer than {k + 1} plain steps"
     if best.break_even_alpha is None:
         return f"even a perfect draft loses at K = {k}: the round takes longer than {k + 1} plain steps"
+    proposing = " of K tokens proposed in every round" if ngram_bounds(best.draft) else ""
     return (
         f"it breaks even at {best.round_in_plain_steps:.2f} tokens a round, "
-        f"an acceptance of {best.break_even_alpha:.2f} at every position"
+        f"an acceptance of {best.break_even_alpha:.2f} at every position{proposing}"
     )
 
 

@@ -254,6 +254,7 @@ def save_profile(
     something else than a profile, or cannot be written.
     """
     require_replaceable(directory)
+    directory = directory.resolve()
     partial = directory.with_name(f".{directory.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -279,7 +280,7 @@ def save_confirmation(directory: Path, confirmation: Mapping[str, Any], confirme
 
     `confirmation` is a ConfirmationRecord without its `tables`. Raises: ProfileError where it cannot be written.
     """
-    manifest = _manifest_object(directory)
+    directory, manifest = directory.resolve(), _manifest_object(directory)
     partial = directory.with_name(f".{directory.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

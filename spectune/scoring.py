@@ -51,7 +51,7 @@ class ModelScorer:
         """Width of the logits."""
         return self.model.vocab_size
 
-    def open(self) -> CachedSequence:
+    def open(self) -> "ModelSequence":
         """An empty sequence."""
         return ModelSequence(self.model)
 
@@ -65,12 +65,22 @@ class ModelSequence:
         self._cache = new_cache()
         self._length = 0
 
-    @torch.inference_mode()
     def extend(self, token_ids: Sequence[int]) -> Tensor:
         """Append tokens; logits after each, [n, vocab]."""
+        return self._forward(token_ids, len(token_ids))
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Append tokens whose logits nobody asks for."""
+        if token_ids:
+            self._forward(token_ids, 1)
+
+    @torch.inference_mode()
+    def _forward(self, token_ids: Sequence[int], logits_to_keep: int) -> Tensor:
         input_ids = torch.tensor([token_ids] * self._rows, device=self._model.device)
         with out_of_memory_as_device_error(self._model):
-            output = self._model.network(input_ids=input_ids, cache=self._cache, use_cache=True)
+            output = self._model.network(
+                input_ids=input_ids, cache=self._cache, use_cache=True, logits_to_keep=logits_to_keep
+            )
         self._length += len(token_ids)
         logits: Tensor = output.logits[0, :, : self._model.vocab_size]
         return logits

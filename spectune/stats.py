@@ -95,8 +95,10 @@ def prediction_standard_error(influence: Floats, within_variance: float, prompts
     return float(np.sqrt(np.sum(influence**2) * (1 + share) + within_variance * share))
 
 
-def median_half_width(samples: Floats) -> float:
-    """Half of the distribution-free 95% interval of the median, relative to the median; inf below 6 samples.
+def median_half_width(samples: Floats, scale: float = 0.0) -> float:
+    """Half of the distribution-free 95% interval of the median, relative to it or to `scale`, the larger.
+
+    Infinite below 6 samples.
 
     Source: the sign-test interval from order statistics.
     """
@@ -106,7 +108,8 @@ def median_half_width(samples: Floats) -> float:
         return float("inf")
     rank = int(np.searchsorted(bdtr(np.arange(count), count, 0.5), 0.025, side="right")) - 1
     width = ordered[count - 1 - rank] - ordered[rank] if rank >= 0 else np.inf
-    return float(width / 2 / np.median(ordered))
+    reference = max(abs(float(np.median(ordered))), scale)
+    return float(width / 2 / reference) if reference > 0 else float("inf")
 
 
 def steady_seconds(

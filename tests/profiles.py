@@ -82,6 +82,7 @@ def make_profile(
     noise: float = 0.005,
     tokens: int = 64,
     end: str = "cut",
+    passes: int = 12,
     **changes: Any,
 ) -> Profile:
     rng = np.random.default_rng(7)
@@ -99,7 +100,7 @@ def make_profile(
     tables = {
         "tape": pd.DataFrame.from_records(tape),
         "acceptance": pd.DataFrame.from_records(evidence),
-        "costs": _costs(drafts, tuple(acceptance), max_k, plain_s, verify_s, draft_s, noise, rng),
+        "costs": _costs(drafts, tuple(acceptance), max_k, plain_s, verify_s, draft_s, noise, passes, rng),
         "held_out": pd.DataFrame({"prompt_id": ["f" * 64], "category": ["code"], "prompt_token_ids": [[1, 2]]}),
     }
     return save_profile(manifest(tuple(acceptance), max_k, drafts, **changes), tables, directory)
@@ -161,6 +162,7 @@ def _costs(
     verify_s: float,
     draft_s: float,
     noise: float,
+    passes: int,
     rng: np.random.Generator,
 ) -> pd.DataFrame:
     cells: list[tuple[str, str | None, float | None, int, float]] = [("cost_p", None, None, 1, plain_s)]
@@ -188,6 +190,6 @@ def _costs(
                 "seconds": seconds * float(np.exp(rng.normal(0, noise))),
             }
             for part, draft, temperature, tokens, seconds in cells
-            for number in range(12)
+            for number in range(passes)
         ]
     )

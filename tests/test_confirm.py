@@ -95,6 +95,8 @@ def test_the_skill_shows_predicted_against_measured(profiled, capsys, tmp_path) 
         (["--draft", "ngram:min=2,max=3"], "was not profiled"),
         (["-k", "9"], "K = 9 was not measured"),
         (["--max-new-tokens", "25"], "--max-new-tokens is 25; the profile recorded 24"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0"),
+        (["--chosen-only", "-k", "1"], "exclude each other"),
         (["--prompts", "0"], "--prompts is 0"),
         (["--seed", "-1"], "--seed is -1"),
     ],

@@ -47,7 +47,7 @@ def test_rounds_follow_the_drift_that_forwards_tell() -> None:
 
 @pytest.fixture
 def costs(tmp_path) -> pd.DataFrame:
-    return make_profile(tmp_path / "p", {0.0: 0.8}, verify_s=0.12).costs
+    return make_profile(tmp_path / "p", {0.0: 0.8}, verify_s=0.12, passes=30).costs
 
 
 def test_cells_give_their_own_median_and_its_spread(costs) -> None:
@@ -61,6 +61,23 @@ def test_cells_give_their_own_median_and_its_spread(costs) -> None:
     folded = np.stack([cells.folded(side, key) for side in (0, 1)])
     assert folded.shape == (2, FOLDS)
     assert np.all(np.abs(folded / 0.12 - 1) < 0.02)
+
+
+def test_few_samples_are_not_cut_into_folds(costs) -> None:
+    few = costs[costs["measurement_pass"] < 6].copy()
+    key = CellKey(part="cost_p", tokens=3, load=MAIN)
+    few.loc[few[(few["part"] == "cost_p") & (few["tokens"] == 3)].index[0], "seconds"] *= 3  # one hiccup
+    cells = CostCells(few)
+    assert cells.folded(0, key) == pytest.approx(np.full(FOLDS, cells.resampled(key)[0]))
+
+
+def test_overheads_below_zero_are_known_by_their_spread_too(costs) -> None:
+    odd = costs.copy()
+    mine = (odd["part"] == "overhead") & (odd["tokens"] == 4)
+    odd.loc[mine, "seconds"] = np.random.default_rng(0).normal(-0.001, 0.05, mine.sum())
+    key, width = CostCells(odd).noisiest
+    assert (key.part, key.tokens) == ("overhead", 4)
+    assert width > 0.1
 
 
 def test_between_cells_a_line_beyond_them_nothing(costs) -> None:

@@ -9,6 +9,7 @@ import pytest
 from spectune.costs import FOLDS
 from spectune.fit import Setting
 from spectune.profile import Load
+from spectune.replay import count_rounds, rounds_variance, walk
 from spectune.selection import MIN_GAIN, decide
 from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_t_interval, prediction_standard_error
 
@@ -44,10 +45,9 @@ def truth(mean: float = 0.55) -> float:
     return float(many.emitted.sum() / many.rounds.sum())
 
 
-def intervals(sample: Prompts, within: np.ndarray | None = None, others: int = 0) -> np.ndarray:  # [replicates, 2]
+def intervals(sample: Prompts, others: int = 0) -> np.ndarray:  # [replicates, 2]
     found = []
-    for row in range(len(sample.emitted)):
-        emitted, rounds = sample.emitted[row], sample.rounds[row]
+    for emitted, rounds in zip(sample.emitted, sample.rounds, strict=True):
         influence = log_ratio_influence(emitted, rounds)
         error = prediction_standard_error(influence, 0.0, others) if others else np.sqrt(np.sum(influence**2))
         interval = log_t_interval(emitted.sum() / rounds.sum(), float(error), effective_prompts(rounds))
@@ -75,6 +75,34 @@ def test_prediction_intervals_cover_a_run_on_twelve_others(prompts) -> None:
     print(f"prediction, {prompts} prompts: {covered:.4f}; a confidence interval holds {held:.4f}")
     assert 0.93 <= covered <= 0.97
     assert held < 0.9
+
+
+@pytest.mark.parametrize("prompts", [24, 36])
+def test_prediction_intervals_hold_where_replay_knows_each_texts_mean_only(prompts) -> None:
+    """T > 0: the profile has expected rounds of each text, the run on twelve others has rounds by chance."""
+    rng, replicates = np.random.default_rng(prompts), 1500
+    alpha = rng.beta(30, 20, size=replicates * (prompts + 12))  # prompts alike: chance within texts matters
+    walked = walk(np.broadcast_to(alpha, (TOKENS, K, len(alpha))), depths=[K])
+    ends = np.full(len(alpha), TOKENS)
+    expected = count_rounds(walked, ends).rounds[0].reshape(replicates, -1)
+    variance = rounds_variance(walked, ends, K).reshape(replicates, -1)
+    runs = np.minimum(rng.geometric(1 - alpha[:, None], size=(len(alpha), TOKENS)) - 1, K) + 1
+    real = ((np.cumsum(runs, axis=1) < TOKENS).sum(axis=1) + 1).reshape(replicates, -1)
+    covered, without = 0, 0
+    for row in range(replicates):
+        rounds, figure = expected[row, :prompts], 12 * TOKENS / real[row, prompts:].sum()
+        emitted = np.full(prompts, float(TOKENS))
+        within = variance[row, :prompts].sum() / rounds.sum() ** 2
+        for counted, share in ((True, within), (False, 0.0)):
+            error = prediction_standard_error(log_ratio_influence(emitted, rounds), share, 12)
+            interval = log_t_interval(emitted.sum() / rounds.sum(), error, effective_prompts(rounds))
+            held = interval.low <= figure <= interval.high
+            covered, without = covered + (held and counted), without + (held and not counted)
+    print(
+        f"prediction at T > 0, {prompts} prompts: {covered / replicates:.4f}, without chance {without / replicates:.4f}"
+    )
+    assert 0.93 <= covered / replicates <= 0.97
+    assert without / replicates < 0.93
 
 
 def equal_drafts(rng: np.random.Generator, true_speedup: float, prompts: int, drafts: int, passes: int = 40):

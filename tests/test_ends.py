@@ -57,8 +57,12 @@ def test_ended_texts_count_in_full_and_cut_ones_by_complete_rounds(tmp_path) -> 
 
 def test_replies_shorter_than_k_still_have_an_answer(tmp_path) -> None:
     answer = recommend(make_profile(tmp_path / "p", {0.0: 0.8}, tokens=6, end="eos", max_k=8, prompts=48))
-    assert answer.speedup.estimate > 1
-    assert answer.best_candidate.clock_acceptance_length > 1
+    best = answer.best_candidate
+    assert answer.speedup.estimate > 1.5
+    assert best.acceptance_length.estimate > best.clock_acceptance_length > 1.5
+    assert best.draft_acceptance_rate > 0.3
+    assert "dead-draft" not in {warning.code for warning in answer.warnings}
+    assert all(length > 1.5 for length in answer.acceptance_length_by_rule.values())
 
 
 def test_the_limit_is_told_from_a_cut() -> None:

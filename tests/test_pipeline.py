@@ -108,6 +108,7 @@ def test_costs_at_other_loads(models, workload, tmp_path, capsys) -> None:
         (["--seed", "-1"], 2, "--seed is -1"),
         (["--batch", "0"], 2, "--batch is 0"),
         (["--context", "-3"], 2, "--context is -3"),
+        (["--context", "3"], 2, "--context 3 is not above --max-k 3"),
         (["--context", "300"], 2, "--context 300 does not fit"),
         (["--limit-tokens", "5"], 2, "--limit-tokens 5 is below --max-new-tokens 12"),
         (["--device", "cuda:99"], 3, "no device 'cuda:99'"),
@@ -168,6 +169,17 @@ def test_an_interrupt_is_one_clear_ending(models, workload, tmp_path) -> None:
     assert "error: interrupted; nothing was written" in error
     assert "Traceback" not in error
     assert not list(tmp_path.glob("*p*"))
+
+
+def test_a_profile_may_be_the_folder_one_stands_in_or_a_link(models, workload, tmp_path, monkeypatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "real")
+    for place in (".", str(tmp_path / "link")):
+        assert profile(models, workload, place, "--temperature", "0") == 0
+        assert run(["confirm", place, "-k", "1"]) == 0
+    assert (tmp_path / "link").is_symlink()
+    assert load_profile(tmp_path / "real").confirmed is not None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

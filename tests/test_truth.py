@@ -1,6 +1,7 @@
 """What replay gains over counting, and whether a fallback rule leaves healthy streams alone."""
 
 import numpy as np
+import pytest
 
 from spectune.decode import speculative_decode
 from spectune.drafting.draft_model import DraftModel
@@ -37,8 +38,10 @@ def test_replay_has_a_fifth_of_the_variance_of_counting_within_prompts() -> None
     assert abs(difference) < 3.5 * spread
 
 
-def test_a_healthy_stream_seldom_trips_the_fallback_rule(tmp_path) -> None:
-    profile = make_profile(tmp_path / "p", {0.0: 0.75}, prompts=60, end="limit")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_healthy_stream_seldom_trips_the_fallback_rule(tmp_path, temperature) -> None:
+    """At T = 1 replay knows the mean of each text only; the rule must allow for the chance of acceptance too."""
+    profile = make_profile(tmp_path / "p", {temperature: 0.75}, prompts=60, end="limit")
     rule = recommend(profile).fallback
     assert rule is not None
     assert 0 < rule.false_trip_rate <= 1.05e-4

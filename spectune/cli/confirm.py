@@ -55,7 +55,9 @@ def confirm(
 
     profile = load_profile(directory)
     recorded = profile.manifest.settings.max_new_tokens
-    length = max_new_tokens or recorded
+    length = recorded if max_new_tokens is None else max_new_tokens
+    if chosen_only and num_speculative_tokens:
+        raise ConfigError("--chosen-only and -k exclude each other", "give one of them")
     _check(length, recorded, prompts, seed)
     trials = _trials(profile, draft, temperature, num_speculative_tokens, chosen_only)
     from spectune.measure.confirm import ConfirmRequest, confirm_profile

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from spectune.confirmation import measured_interval, predicted_interval
 from spectune.report.skill import formula_text, interval_text
+from spectune.selection import choose
 
 if TYPE_CHECKING:
     from spectune.confirmation import Confirmation, ConfirmedSetting
@@ -69,9 +70,9 @@ class TerminalProgress:
 
 
 def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequence["FormulaFit"]) -> None:
-    """A table for each draft and temperature; the fastest setting at a temperature is marked."""
+    """A table for each draft and temperature; the chosen setting at a temperature is marked."""
     fastest = {
-        temperature: max((s for s in settings if s.temperature == temperature), key=lambda s: s.speedup.estimate)
+        temperature: choose([s for s in settings if s.temperature == temperature])
         for temperature in {setting.temperature for setting in settings}
     }
     for fit in sorted(formula, key=lambda fit: fit.temperature):
@@ -118,7 +119,7 @@ def show_confirmation(seen: "Confirmation") -> None:
     for temperature, draft in dict.fromkeys((one.temperature, one.draft) for one in seen.settings):
         mine = [one for one in seen.settings if (one.temperature, one.draft) == (temperature, draft)]
         tokens = min(one.measured_tokens for one in mine)
-        console.print(f"T = {temperature:g} · {draft} · {tokens:,} tokens each", markup=False, soft_wrap=True)
+        console.print(f"T = {temperature:g} · {draft} · {tokens:,} tokens or more each", markup=False, soft_wrap=True)
         console.print(_confirmation_table(mine, narrow=console.width < _NARROW_COLUMNS))
         console.print()
     nulls, inside = seen.null_errors, seen.fraction_inside_interval

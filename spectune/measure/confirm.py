@@ -21,7 +21,14 @@ from spectune.measure.acceptance import acceptance_table
 from spectune.measure.environment import environment
 from spectune.measure.tape import TapePrompt, tape_table, teacher_forced_rows
 from spectune.models import EMBEDDED, LanguageModel, load_model, resolve_device
-from spectune.profile import RUNS_SCHEMA, Confirmed, ModelRecord, Profile, save_confirmation
+from spectune.profile import (
+    RUNS_SCHEMA,
+    Confirmed,
+    ModelRecord,
+    Profile,
+    require_replaceable,
+    save_confirmation,
+)
 from spectune.sampling import Sampling
 from spectune.scoring import ModelScorer
 
@@ -52,7 +59,10 @@ class ConfirmRequest:
 
 def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progress) -> Profile:
     """Decode, and add what was seen to the profile. Raises: SpectuneError; the profile is then as it was."""
+    require_replaceable(request.directory)
     prompts = _prompts(profile, request)
+    if len(prompts) < len(set(profile.held_out["category"])):
+        progress.say("fewer prompts than categories: the prediction is for the whole mix, the run for a part of it")
     target = _same_model(profile.manifest.target, profile, request, progress)
     specs = list(dict.fromkeys(trial.draft for trial in request.trials if trial.draft is not None))
     drafts = {spec: _draft(spec, profile, request, progress) for spec in specs}
@@ -97,7 +107,7 @@ def _same_model(record: ModelRecord, profile: Profile, request: ConfirmRequest, 
     model = load_model(
         None if record.name == EMBEDDED else record.name,
         device=resolve_device(env.device),
-        dtype=env.dtype,
+        dtype=record.dtype,
         trust_remote_code=request.trust_remote_code,
         say=progress.say,
     )
@@ -159,8 +169,7 @@ class _Read:
     def __init__(self, target: LanguageModel, drafts: dict[str, Drafter], prompt: TapePrompt) -> None:
         self._target, self._prompt = target, prompt
         self._sequence = ModelScorer(target).open()
-        if len(prompt.token_ids) > 1:
-            self._sequence.extend(prompt.token_ids[:-1])
+        self._sequence.read(prompt.token_ids[:-1])
         idle = np.random.default_rng(0)
         self._draftings: dict[str | None, Drafting] = {spec: draft.open(idle) for spec, draft in drafts.items()}
         for drafting in self._draftings.values():

@@ -77,8 +77,8 @@ def cost_table(
         samples.one_pass(passes)
         passes += 1
         noise = samples.noise()
-        progress.advance(min(perf_counter() - began, settings.budget_s) - spent, f"±{noise:.1%}")
-        spent = perf_counter() - began
+        shown, spent = min(spent, settings.budget_s), perf_counter() - began
+        progress.advance(min(spent, settings.budget_s) - shown, f"±{noise:.1%}")
     progress.advance(max(settings.budget_s - spent, 0.0))
     return samples.table()
 
@@ -118,7 +118,7 @@ class _Samples:
         steady = steady_seconds(seconds, cells, passes, forwards[cells])
         plain = {cell.load: steady[cells == index] for index, cell in enumerate(self._cells) if _plain(cell)}
         self._widths = [
-            relative_half_width(steady[cells == index], float(np.median(plain[cell.load])))
+            median_half_width(steady[cells == index], float(np.median(plain[cell.load])))
             for index, cell in enumerate(self._cells)
         ]
         return max(self._widths)
@@ -145,12 +145,6 @@ class _Samples:
 
 def _plain(cell: Cell) -> bool:
     return cell.parts[0] == "cost_p" and cell.tokens == 1
-
-
-def relative_half_width(samples: np.ndarray, plain_s: float) -> float:
-    """How well a median is known, relative to itself or to a plain step, the longer."""
-    median = float(np.median(samples))
-    return median_half_width(samples) * abs(median) / max(abs(median), plain_s) if median else 0.0
 
 
 def _cells(target: LanguageModel, drafts: dict[str, Drafter], settings: CostSettings) -> list[Cell]:
@@ -184,7 +178,7 @@ def _forward_cells(
 ) -> list[Cell]:
     context, stopwatch = settings.context(load), Stopwatch(model.device)
     sequence = ModelSequence(model, rows=load.batch)
-    sequence.extend(context)
+    sequence.read(context)
 
     def run(size: int) -> tuple[float]:
         seconds = stopwatch.seconds(lambda: sequence.extend(context[:size]))

@@ -133,6 +133,8 @@ def _check(request: ProfileRequest) -> None:
     for name, values in (("--batch", request.batches), ("--context", request.contexts)):
         if any(value < 1 for value in values):
             raise ConfigError(f"{name} is {min(values)}", "give whole numbers of at least 1")
+    if any(context <= request.max_k for context in request.contexts):
+        raise ConfigError(f"--context {min(request.contexts)} is not above --max-k {request.max_k}", "give more tokens")
     if not 0 < request.budget_s < float("inf"):
         raise ConfigError(f"--budget-s is {request.budget_s}", "give a positive number of seconds")
     if request.seed < 0:

@@ -162,7 +162,10 @@ def _loads(answers: Sequence[LoadAnswer]) -> str:
          interval_text(a.speedup, "×"))
         for a in answers
     ]  # fmt: skip
-    note = "Larger batches are priced as rounds in step under a full queue, with the loop's overhead of batch 1."
+    note = (
+        "Larger batches are priced as rounds in step under a full queue, each sequence at its own number of "
+        "proposals, with the loop's overhead of batch 1."
+    )
     header = ("batch", "context", "verdict", "best candidate", "K", "speed-up [95%]")
     return f"## By load\n\n{note}\n\n{_table(header, rows)}"
 
@@ -208,7 +211,10 @@ def _candidates(recommendation: Recommendation) -> str:
     fastest = sorted(recommendation.candidates, key=lambda c: -c.speedup.estimate)[:_CANDIDATES_SHOWN]
     shown = [c for c in recommendation.candidates if c in fastest]
     header = ("draft", "K", "T", "tokens per round [95%]", "verify", "draft time", "round", "speed-up [95%]")
-    return "## What was tried\n\n" + _table(header, map(_candidate, shown))
+    count = len(recommendation.candidates)
+    note = f"The fastest {len(shown)} of {count}. " if len(shown) < count else ""
+    note += "Each with its own interval, which does not allow for the best having been chosen."
+    return f"## What was tried\n\n{note}\n\n{_table(header, map(_candidate, shown))}"
 
 
 def _candidate(candidate: Candidate) -> tuple[str, ...]:
@@ -236,8 +242,12 @@ def _how_sure(recommendation: Recommendation) -> str:
         f"To speculate, its lower end must exceed {recommendation.min_gain:.2f}.",
         f"A clock sees {best.clock_acceptance_length:.2f} tokens per round (the last round of a text that ends is cut "
         f"short), an engine's counters {best.acceptance_length.estimate:.2f}; the speed-up rests on the former.",
-        f"The least known timing is {accuracy.noisiest_cell}: within {accuracy.noisiest_half_width:.3f} of itself or "
-        "of a plain step, the longer.",
+        f"The least known timing is {accuracy.noisiest_cell}: "
+        + (
+            "timed too few times to tell its spread."
+            if accuracy.noisiest_half_width is None
+            else f"within {accuracy.noisiest_half_width:.3f} of itself or of a plain step, the longer."
+        ),
         *(
             [f"Parts measured apart miss rounds measured whole by {accuracy.worst_round_error:.3f} at worst."]
             if accuracy.worst_round_error is not None
