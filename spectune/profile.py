@@ -264,9 +264,7 @@ def save_profile(
         profile = load_profile(partial)
         if log is not None:
             shutil.copyfile(log, partial / "run.log")
-        if directory.exists():
-            shutil.rmtree(directory)
-        partial.rename(directory)
+        _put_in_place(partial, directory)
     except OSError as error:
         problem = f"{directory} cannot be written: {(error.strerror or str(error)).lower()}"
         raise ProfileError(problem, "choose another directory with -o") from error
@@ -293,14 +291,28 @@ def save_confirmation(directory: Path, confirmation: Mapping[str, Any], confirme
         digests = _write_tables(tables, _CONFIRMED_TABLES, partial)
         _write_manifest({**manifest, "confirmation": {**confirmation, "tables": digests}}, partial)
         profile = load_profile(partial)
-        shutil.rmtree(directory)
-        partial.rename(directory)
+        _put_in_place(partial, directory)
     except OSError as error:
         problem = f"{directory} cannot be written: {(error.strerror or str(error)).lower()}"
         raise ProfileError(problem, "copy the profile to where you may write") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return profile
+
+
+def _put_in_place(partial: Path, directory: Path) -> None:
+    """Move a whole profile to where it belongs; a folder that is there already stays the same folder, since
+    someone may stand in it. Its manifest comes last: with other tables beside it, it is refused.
+    """
+    if not directory.exists():
+        partial.rename(directory)
+        return
+    files = sorted(partial.iterdir(), key=lambda file: file.name == _MANIFEST)
+    for file in files:
+        file.replace(directory / file.name)
+    for table in directory.glob("*.parquet"):
+        if table.name not in {file.name for file in files}:
+            table.unlink()
 
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], schemas: Mapping[str, pa.Schema], folder: Path) -> dict[str, str]:

@@ -178,8 +178,10 @@ def test_a_profile_may_be_the_folder_one_stands_in_or_a_link(models, workload, t
     for place in (".", str(tmp_path / "link")):
         assert profile(models, workload, place, "--temperature", "0") == 0
         assert run(["confirm", place, "-k", "1"]) == 0
+        assert load_profile(tmp_path / "real").confirmed is not None
     assert (tmp_path / "link").is_symlink()
-    assert load_profile(tmp_path / "real").confirmed is not None
+    assert profile(models, workload, ".", "--temperature", "0") == 0
+    assert not list((tmp_path / "real").glob("confirmed*"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
