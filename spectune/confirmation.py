@@ -4,13 +4,14 @@ Two errors, kept apart. Method error: replay of the held-out prompts' own plain 
 against what a clock saw. Generalisation: whether the measured figure fell into the prediction interval.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from spectune.costs import CostCells
-from spectune.fit import RoundCosts, Setting, draft_record, fit_settings, round_costs, whole_texts
+from spectune.fit import RoundCosts, Setting, draft_record, round_costs, whole_texts
 from spectune.formula import cost_ratio
 from spectune.profile import DraftRecord, Profile
 from spectune.speedup import expected_tokens, round_cost
@@ -72,12 +73,12 @@ class Confirmation:
     null_errors: NullErrors
 
 
-def confirmation(profile: Profile) -> Confirmation | None:
-    """What confirming showed; None where it has not been done."""
+def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confirmation | None:
+    """What confirming showed, beside the profile's settings at its main load; None where it has not been done."""
     record, confirmed = profile.manifest.confirmation, profile.confirmed
     if record is None or confirmed is None:
         return None
-    fitted = {(s.draft, s.num_speculative_tokens, s.temperature): s for s in fit_settings(profile)}
+    fitted = {(s.draft, s.num_speculative_tokens, s.temperature): s for s in fitted_settings}
     runs = confirmed.runs
     speculative = runs[runs["draft"].notna()]
     keys = dict.fromkeys(zip(*(speculative[name].tolist() for name in _KEYS), strict=True))

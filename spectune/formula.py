@@ -6,11 +6,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from spectune.fit import Setting
 from spectune.speedup import best_row, expected_tokens, fitted_alpha, log_slope, round_cost, speedup_rows
-from spectune.stats import effective_prompts
+from spectune.stats import effective_prompts, t_quantile
 
 TOLERANCE = 0.02
 Fits = Literal["fits", "misleads", "undecided"]
@@ -89,7 +88,7 @@ def _half_widths(group: Sequence[Setting], alpha: float) -> NDArray[np.float64]:
     weight = effective_prompts(group[0].rounds)
     if weight < 2:
         return np.full(len(group), np.inf)
-    return np.asarray(stdtrit(weight - 1, 1 - 0.025 / len(group)) * np.sqrt(np.sum(moved**2, axis=0)))
+    return np.asarray(t_quantile(weight - 1, 1 - 0.025 / len(group)) * np.sqrt(np.sum(moved**2, axis=0)))
 
 
 def _verdict(log_errors: NDArray[np.float64], half_widths: NDArray[np.float64]) -> Fits:

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from scipy.special import ndtr
-
 from spectune.confirmation import Confirmation, confirmation
 from spectune.costs import CostCells
 from spectune.drafting_spec import ngram_bounds
@@ -196,7 +194,7 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
     best, candidate = decision.setting, _candidate(decision.setting)
     speculate = decision.verdict == "speculate"
     fallback, fallback_reason = _fallback(profile, best) if speculate else (None, _no_fallback(decision.verdict))
-    formula, confirmed = fit_formula(settings), confirmation(profile)
+    formula, confirmed = fit_formula(settings), confirmation(profile, settings)
     by_load = _by_load(profile, [s for s in everywhere if s.temperature == headline])
     return Recommendation(
         verdict=decision.verdict,
@@ -368,7 +366,7 @@ def _fallback(profile: Profile, setting: Setting) -> tuple[Fallback | None, str]
     if surely_won <= 0:
         return None, "the gain per request is too uncertain for a rule that would not trip on a healthy stream"
     window = max(1, math.ceil((_FALSE_TRIP_Z * deviation / surely_won) ** 2))
-    rate = float(ndtr(-surely_won * math.sqrt(window) / deviation)) if deviation > 0 else 0.0
+    rate = math.erfc(surely_won * math.sqrt(window / 2) / deviation) / 2 if deviation > 0 else 0.0
     rule = Fallback(acceptance_length_below=threshold, window_requests=window, false_trip_rate=rate)
     return rule, "requests as long as the recorded ones"
 

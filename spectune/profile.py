@@ -8,7 +8,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -254,23 +255,13 @@ def save_profile(
     something else than a profile, or cannot be written.
     """
     require_replaceable(directory)
-    directory = directory.resolve()
-    partial = directory.with_name(f".{directory.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
+    with _replacing(directory, "choose another directory with -o") as partial:
         partial.mkdir(parents=True)
         digests = _write_tables(tables, _TABLES, partial)
         _write_manifest({**manifest, "tables": digests}, partial)
-        profile = load_profile(partial)
         if log is not None:
             shutil.copyfile(log, partial / "run.log")
-        _put_in_place(partial, directory)
-    except OSError as error:
-        problem = f"{directory} cannot be written: {(error.strerror or str(error)).lower()}"
-        raise ProfileError(problem, "choose another directory with -o") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return profile
+    return load_profile(directory)
 
 
 def save_confirmation(directory: Path, confirmation: Mapping[str, Any], confirmed: Confirmed) -> Profile:
@@ -278,26 +269,34 @@ def save_confirmation(directory: Path, confirmation: Mapping[str, Any], confirme
 
     `confirmation` is a ConfirmationRecord without its `tables`. Raises: ProfileError where it cannot be written.
     """
-    directory, manifest = directory.resolve(), _manifest_object(directory)
-    partial = directory.with_name(f".{directory.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
+    manifest = _manifest_object(directory)
+    tables = {
+        "confirmed_tape": confirmed.tape,
+        "confirmed_acceptance": confirmed.acceptance,
+        "confirmed_runs": confirmed.runs,
+    }
+    with _replacing(directory, "copy the profile to where you may write") as partial:
         shutil.copytree(directory, partial)
-        tables = {
-            "confirmed_tape": confirmed.tape,
-            "confirmed_acceptance": confirmed.acceptance,
-            "confirmed_runs": confirmed.runs,
-        }
         digests = _write_tables(tables, _CONFIRMED_TABLES, partial)
         _write_manifest({**manifest, "confirmation": {**confirmation, "tables": digests}}, partial)
-        profile = load_profile(partial)
+    return load_profile(directory)
+
+
+@contextmanager
+def _replacing(directory: Path, remedy: str) -> Iterator[Path]:
+    """A folder to write a profile in; read back whole, it takes the place of `directory`, else nothing does."""
+    directory = directory.resolve()
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
+        load_profile(partial)
         _put_in_place(partial, directory)
     except OSError as error:
         problem = f"{directory} cannot be written: {(error.strerror or str(error)).lower()}"
-        raise ProfileError(problem, "copy the profile to where you may write") from error
+        raise ProfileError(problem, remedy) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return profile
 
 
 def _put_in_place(partial: Path, directory: Path) -> None:

@@ -8,11 +8,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
 
 from spectune.costs import FOLDS
 from spectune.fit import Setting
-from spectune.stats import MIN_EFFECTIVE_PROMPTS, Interval, max_t_quantile
+from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Interval, max_t_quantile, t_quantile
 
 MIN_GAIN = 1.05
 _TIE = 0.01
@@ -76,7 +75,7 @@ def _allowance(best: Setting, candidates: Sequence[Setting]) -> float:
     resamples = np.stack([setting.cost_influence for setting in candidates], axis=1)
     costs = (resamples - resamples.mean(axis=0)) / np.sqrt(len(resamples))
     quantile = max_t_quantile(np.nan_to_num(np.concatenate([prompts, costs])))
-    few = float(stdtrit(best.effective_prompts - 1, 0.975) / ndtri(0.975))
+    few = t_quantile(best.effective_prompts - 1, 0.975) / NORMAL.inv_cdf(0.975)
     return quantile * few * best.log_error
 
 

@@ -51,6 +51,7 @@ def confirm(
 
     from spectune.cli.terminal import TerminalProgress, show_confirmation
     from spectune.confirmation import confirmation
+    from spectune.fit import fit_settings
     from spectune.profile import load_profile
 
     profile = load_profile(directory)
@@ -72,7 +73,8 @@ def confirm(
         trust_remote_code=trust_remote_code,
     )
     with TerminalProgress() as progress:
-        seen = confirmation(confirm_profile(profile, request, progress))
+        saved = confirm_profile(profile, request, progress)
+    seen = confirmation(saved, fit_settings(saved))
     assert seen is not None, "it was just saved"
     if as_json:
         print(json.dumps(asdict(seen), indent=2, ensure_ascii=False, allow_nan=False))
