@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 
 from spectune.costs import CostCells
-from spectune.fit import RoundCosts, Setting, draft_record, round_costs, whole_texts
+from spectune.fit import Setting, draft_record, whole_texts
 from spectune.formula import cost_ratio
-from spectune.profile import DraftRecord, Profile
+from spectune.manifest import DraftRecord
+from spectune.profile import Profile
+from spectune.round_costs import RoundCosts, round_costs
 from spectune.speedup import expected_tokens, round_cost
 from spectune.stats import (
     Interval,
@@ -73,7 +75,7 @@ class Confirmation:
     null_errors: NullErrors
 
 
-def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confirmation | None:
+def confirmation(profile: Profile, cells: CostCells, fitted_settings: Sequence[Setting]) -> Confirmation | None:
     """What confirming showed, beside the profile's settings at its main load; None where it has not been done."""
     record, confirmed = profile.manifest.confirmation, profile.confirmed
     if record is None or confirmed is None:
@@ -82,7 +84,6 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
     runs = confirmed.runs
     speculative = runs[runs["draft"].notna()]
     keys = dict.fromkeys(zip(*(speculative[name].tolist() for name in _KEYS), strict=True))
-    cells = CostCells(profile.costs)
     settings = [_confirmed(profile, cells, fitted, key) for key in keys]
     errors = [setting.method_error for setting in settings]
     inside = [setting.inside_interval for setting in settings if setting.inside_interval is not None]

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from spectune.errors import ProfileError
-from spectune.profile import Load
+from spectune.manifest import Load
 from spectune.stats import median_half_width, steady_seconds
 
 Floats = NDArray[np.float64]

@@ -2,28 +2,33 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
-from spectune.confirmation import Confirmation, confirmation
+from spectune.confirmation import Confirmation, ConfirmedSetting, confirmation
 from spectune.costs import CostCells
 from spectune.drafting_spec import ngram_bounds
 from spectune.errors import ConfigError
-from spectune.fit import (
-    Setting,
-    acceptance_lengths_by_rule,
-    draft_record,
-    fit_settings,
-    judged_rounds,
-    whole_texts,
-)
+from spectune.fit import Setting, acceptance_lengths_by_rule, draft_record, fit_settings, whole_texts
 from spectune.formula import FormulaFit, fit_formula
-from spectune.profile import Manifest, Notice, Profile
+from spectune.manifest import Manifest, Notice
+from spectune.profile import Profile
+from spectune.recommendation import (
+    Accuracy,
+    AppliesTo,
+    Candidate,
+    CategoryAnswer,
+    Fallback,
+    LoadAnswer,
+    Recommendation,
+    TemperatureAnswer,
+    TemperatureGate,
+)
+from spectune.round_costs import judged_rounds
 from spectune.selection import MIN_GAIN, Decision, Verdict, decide, verdict_of
 from spectune.speedup import break_even_alpha
 from spectune.stats import (
     FEW_EFFECTIVE_PROMPTS,
-    Interval,
     effective_prompts,
     log_ratio_standard_error,
     log_t_interval,
@@ -39,146 +44,6 @@ PUBLISHED = {
 """Ranges that papers and engine documentation report, by category; they conflict, hence this measurement."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemperatureGate:
-    """Of the measured temperatures: speculate up to one, decode plainly from the other; None where there is none."""
-
-    speculate_up_to: float | None
-    plain_from: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
-    """Decode plainly when, over a window of finished requests, tokens per round stay below a threshold."""
-
-    acceptance_length_below: float
-    window_requests: int
-    false_trip_rate: float  # at most, by window, of a stream like the profiled one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One draft, K and temperature. Times are means per round, in seconds."""
-
-    draft: str
-    num_speculative_tokens: int
-    temperature: float
-    verdict: Verdict
-    speedup: Interval
-    acceptance_length: Interval  # per complete round, as engines count it
-    clock_acceptance_length: float  # what a clock sees: the last round of a text that ends is cut short
-    draft_acceptance_rate: float | None  # None where nothing was proposed
-    conditional_acceptance_rate: list[float | None]
-    cumulative_acceptance_rate: list[float | None]
-    plain_s: float
-    draft_s: float
-    verify_s: float
-    overhead_s: float
-    round_s: float
-    round_in_plain_steps: float
-    break_even_alpha: float | None
-    effective_prompts: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemperatureAnswer:
-    """The answer at one measured temperature; draft and K are None unless it is to speculate."""
-
-    temperature: float
-    verdict: Verdict
-    draft: str | None
-    num_speculative_tokens: int | None
-    speedup: Interval
-    best_candidate: Candidate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CategoryAnswer:
-    """The best candidate's figures on one category of prompts."""
-
-    category: str
-    prompts: int
-    acceptance_length: float | None  # as a clock sees it; None where no round was recorded
-    speedup: Interval | None
-    published: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadAnswer:
-    """The answer at one batch and context, the temperature being the headline's.
-
-    Batches above 1 are priced as rounds in step under a full queue, with the overhead of batch 1.
-    """
-
-    batch: int
-    context_tokens: int
-    verdict: Verdict
-    draft: str
-    num_speculative_tokens: int
-    speedup: Interval
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accuracy:
-    """How good the profile's costs are: what stays noisy, and how well the parts of a round add up."""
-
-    noisiest_cell: str
-    noisiest_half_width: float | None  # relative; half of the 95% interval of its median; None: too few samples
-    worst_round_error: float | None  # relative; parts measured apart against whole rounds, at K not used to calibrate
-    worst_surface_error: float | None  # relative; a line between neighbouring n against cells measured in between
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliesTo:
-    """What the answer was measured on."""
-
-    target: str
-    hardware: str
-    device: str
-    dtype: str
-    threads: int
-    batch: int
-    context_tokens: int
-    engine: str
-    workload: str
-    profiled_prompts: int
-    max_new_tokens: int
-    top_p: float
-    top_k: int
-    versions: dict[str, str]
-    profile_created_at: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
-    """Everything the skill says, as values. Speed-ups are over plain decoding in `applies_to.engine`."""
-
-    verdict: Verdict
-    draft: str | None
-    num_speculative_tokens: int | None
-    tree_width: int
-    temperature: float
-    temperature_gate: TemperatureGate
-    speedup: Interval
-    min_gain: float
-    break_even_alpha: float | None
-    fallback: Fallback | None
-    fallback_reason: str
-    best_candidate: Candidate
-    by_temperature: list[TemperatureAnswer]
-    by_category: list[CategoryAnswer]
-    by_load: list[LoadAnswer]
-    candidates: list[Candidate]
-    acceptance_length_by_rule: dict[str, float]
-    formula: list[FormulaFit]
-    accuracy: Accuracy
-    confirmation: Confirmation | None
-    reasons: list[str]
-    warnings: list[Notice]
-    applies_to: AppliesTo
-    reproduce: str
-
-
 def recommend(profile: Profile, temperature: float | None = None) -> Recommendation:
     """The answer at `temperature`: by default the target's own, else the lowest measured.
 
@@ -186,29 +51,32 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
     round was recorded.
     """
     headline = _headline_temperature(profile.manifest, temperature)
-    everywhere = fit_settings(profile, profile.manifest.settings.loads)
+    cells = CostCells(profile.costs)
+    everywhere = fit_settings(profile, cells, profile.manifest.settings.loads)
     settings = [setting for setting in everywhere if setting.load == profile.main_load]
+    formula, confirmed = fit_formula(settings), confirmation(profile, cells, settings)
     temperatures = sorted(profile.manifest.settings.temperatures)
-    decided = {t: decide([s for s in settings if s.temperature == t]) for t in temperatures}
+    decided = {t: _heeding(confirmed, decide([s for s in settings if s.temperature == t])) for t in temperatures}
     decision = decided[headline]
     best, candidate = decision.setting, _candidate(decision.setting)
     speculate = decision.verdict == "speculate"
     fallback, fallback_reason = _fallback(profile, best) if speculate else (None, _no_fallback(decision.verdict))
-    formula, confirmed = fit_formula(settings), confirmation(profile, settings)
-    by_load = _by_load(profile, [s for s in everywhere if s.temperature == headline])
+    by_load = _by_load(profile, decision, [s for s in everywhere if s.temperature == headline])
+    decoded = _decoded(confirmed, best)
     return Recommendation(
         verdict=decision.verdict,
         draft=best.draft if speculate else None,
         num_speculative_tokens=best.num_speculative_tokens if speculate else None,
         tree_width=1,
         temperature=headline,
-        temperature_gate=_gate(settings, decision, decided),
+        temperature_gate=_gate(settings, decision, decided, confirmed),
         speedup=decision.speedup,
         min_gain=MIN_GAIN,
         break_even_alpha=candidate.break_even_alpha,
         fallback=fallback,
         fallback_reason=fallback_reason,
         best_candidate=candidate,
+        best_decoded=decoded,
         by_temperature=[_temperature_answer(decided[t]) for t in temperatures],
         by_category=_by_category(best),
         by_load=by_load,
@@ -217,19 +85,37 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
             profile, best.draft, headline, best.num_speculative_tokens
         ),
         formula=formula,
-        accuracy=_accuracy(profile),
+        accuracy=_accuracy(profile, cells),
         confirmation=confirmed,
         reasons=[*_reasons(candidate), *_flips(by_load)],
-        warnings=[*profile.manifest.warnings, *_warnings(best, settings, formula), *_unconfirmed(decision, confirmed)],
+        warnings=[*profile.manifest.warnings, *_warnings(best, settings, formula), *_unconfirmed(decision, decoded)],
         applies_to=_applies_to(profile),
         reproduce=profile.manifest.settings.command,
     )
 
 
-def _by_load(profile: Profile, settings: Sequence[Setting]) -> list[LoadAnswer]:
+def _heeding(confirmed: Confirmation | None, decision: Decision) -> Decision:
+    """Confirming has the last word: what gained too little when decoded is not recommended, whatever was predicted."""
+    return replace(decision, verdict=_heeded(confirmed, decision.setting, decision.verdict))
+
+
+def _heeded(confirmed: Confirmation | None, setting: Setting, verdict: Verdict) -> Verdict:
+    decoded = _decoded(confirmed, setting)
+    refuted = verdict == "speculate" and decoded is not None and decoded.measured_speedup <= MIN_GAIN
+    return "insufficient-data" if refuted else verdict
+
+
+def _decoded(confirmed: Confirmation | None, setting: Setting) -> ConfirmedSetting | None:
+    wanted = (setting.draft, setting.num_speculative_tokens, setting.temperature)
+    seen = confirmed.settings if confirmed else []
+    return next((one for one in seen if (one.draft, one.num_speculative_tokens, one.temperature) == wanted), None)
+
+
+def _by_load(profile: Profile, main: Decision, settings: Sequence[Setting]) -> list[LoadAnswer]:
     answers = []
     for load in profile.manifest.settings.loads:
-        decision = decide([setting for setting in settings if setting.load == load])
+        here = [setting for setting in settings if setting.load == load]
+        decision = main if load == profile.main_load else decide(here)
         answers.append(
             LoadAnswer(
                 batch=load.batch,
@@ -260,30 +146,22 @@ def _flips(answers: Sequence[LoadAnswer]) -> list[str]:
     return found
 
 
-def _accuracy(profile: Profile) -> Accuracy:
-    cells = CostCells(profile.costs)
+def _accuracy(profile: Profile, cells: CostCells) -> Accuracy:
     cell, width = cells.noisiest
     return Accuracy(
         noisiest_cell=str(cell),
         noisiest_half_width=width if math.isfinite(width) else None,
-        worst_round_error=max((one.error for one in judged_rounds(profile)), key=abs, default=None),
+        worst_round_error=max((one.error for one in judged_rounds(profile, cells)), key=abs, default=None),
         worst_surface_error=max(cells.surface_residuals().values(), key=abs, default=None),
     )
 
 
-def _unconfirmed(decision: Decision, confirmed: Confirmation | None) -> list[Notice]:
-    """Confirming has the last word: say so where it contradicts the verdict."""
-    best = decision.setting
-    same = [
-        one
-        for one in (confirmed.settings if confirmed else [])
-        if (one.draft, one.num_speculative_tokens, one.temperature)
-        == (best.draft, best.num_speculative_tokens, best.temperature)
-    ]
-    if not same or decision.verdict != "speculate" or same[0].measured_speedup > MIN_GAIN:
+def _unconfirmed(decision: Decision, decoded: ConfirmedSetting | None) -> list[Notice]:
+    predicted = decision.speedup.low
+    if decoded is None or predicted is None or predicted <= MIN_GAIN or decoded.measured_speedup > MIN_GAIN:
         return []
-    message = f"real decoding of held-out prompts gained {same[0].measured_speedup:.2f}× only"
-    return [Notice(code="unconfirmed", message=message, advice="decode plainly, or profile longer and confirm again")]
+    message = f"real decoding of held-out prompts gained {decoded.measured_speedup:.2f}× only"
+    return [Notice(code="unconfirmed", message=message, advice="profile more prompts and confirm again")]
 
 
 def _headline_temperature(manifest: Manifest, asked: float | None) -> float:
@@ -335,14 +213,19 @@ def _temperature_answer(decision: Decision) -> TemperatureAnswer:
     )
 
 
-def _gate(settings: Sequence[Setting], decision: Decision, decided: Mapping[float, Decision]) -> TemperatureGate:
+def _gate(
+    settings: Sequence[Setting],
+    decision: Decision,
+    decided: Mapping[float, Decision],
+    confirmed: Confirmation | None,
+) -> TemperatureGate:
     """For the recommended draft and K, which an engine keeps at every temperature; else for each temperature's best."""
     verdicts = {temperature: one.verdict for temperature, one in decided.items()}
     if decision.verdict == "speculate":  # from the headline's temperature upwards
         best = decision.setting
         same = (best.draft, best.num_speculative_tokens)
         kept = [s for s in settings if (s.draft, s.num_speculative_tokens) == same]
-        verdicts = {s.temperature: verdict_of(s.speedup, s.effective_prompts) for s in kept}
+        verdicts = {s.temperature: _heeded(confirmed, s, verdict_of(s.speedup, s.effective_prompts)) for s in kept}
         verdicts[best.temperature] = decision.verdict
         verdicts = {t: verdict for t, verdict in verdicts.items() if t >= best.temperature}
     speculate_up_to = None

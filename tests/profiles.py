@@ -1,15 +1,24 @@
 """Profiles made up for tests: a tape of random tokens, a draft that matches with a known probability, given costs."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from spectune.profile import Profile, save_profile
+from spectune.costs import CostCells
+from spectune.fit import Setting, fit_settings
+from spectune.manifest import ConfirmationRecord, Load
+from spectune.profile import Confirmed, Profile, save_profile
 
 CATEGORIES = ("code", "chat", "creative")
 NGRAM = "ngram:min=1,max=4"
+
+
+def fitted_settings(profile: Profile, loads: Sequence[Load] = ()) -> list[Setting]:
+    return fit_settings(profile, CostCells(profile.costs), loads)
 
 
 def manifest(
@@ -193,3 +202,39 @@ def _costs(
             for number in range(passes)
         ]
     )
+
+
+def decoded(profile: Profile, k: int, gain: float) -> Profile:
+    """The profile after a confirming run in which `k` tokens of the first draft gained `gain` at T = 0."""
+    tape = profile.tape[profile.tape["temperature"] == 0.0].head(8)
+    draft = profile.manifest.drafts[0].spec
+    evidence = profile.acceptance[
+        (profile.acceptance["draft"] == draft) & profile.acceptance["continuation"].isin(tape["continuation"])
+    ]
+    runs = [
+        {
+            "draft": spec,
+            "num_speculative_tokens": depth,
+            "temperature": 0.0,
+            "prompt_id": prompt,
+            "tokens": 64,
+            "rounds": 64 if spec is None else 20,
+            "accepted": 0 if spec is None else 44,
+            "proposed": 20 * depth,
+            "seconds": seconds,
+        }
+        for spec, depth, seconds in ((None, 0, 6.4), (draft, k, 6.4 / gain))
+        for prompt in tape["prompt_id"]
+    ]
+    record = ConfirmationRecord(
+        created_at=profile.manifest.created_at,
+        environment=profile.manifest.environment,
+        seed=0,
+        prompts=8,
+        max_new_tokens=64,
+        command="spectune confirm",
+        tables={},
+    )
+    manifest = profile.manifest.model_copy(update={"confirmation": record})
+    confirmed = Confirmed(tape=tape, acceptance=evidence, runs=pd.DataFrame.from_records(runs))
+    return replace(profile, manifest=manifest, confirmed=confirmed)

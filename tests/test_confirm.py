@@ -7,9 +7,11 @@ import pytest
 
 from spectune.cli.app import run
 from spectune.confirmation import confirmation
-from spectune.fit import draft_record, fit_settings, whole_texts
+from spectune.costs import CostCells
+from spectune.fit import draft_record, whole_texts
 from spectune.profile import load_profile
 from tests.checkpoints import WORDS, save_checkpoint
+from tests.profiles import fitted_settings
 from tests.test_skill import LITERALS, unexplained_numbers
 
 PROMISED = {
@@ -84,7 +86,8 @@ def test_the_skill_shows_predicted_against_measured(profiled, capsys, tmp_path) 
     assert set(unexplained_numbers(markdown, machine)) <= LITERALS
     assert "## Predicted against measured" in markdown
     assert f"{seen['settings'][0]['measured_speedup']:.2f}×" in markdown
-    again = confirmation(load_profile(directory), fit_settings(load_profile(directory)))
+    saved = load_profile(directory)
+    again = confirmation(saved, CostCells(saved.costs), fitted_settings(saved))
     assert again.settings[0].measured_speedup == seen["settings"][0]["measured_speedup"]
 
 

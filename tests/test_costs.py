@@ -6,11 +6,12 @@ import pytest
 
 from spectune.costs import FOLDS, RESAMPLES, CellKey, CostCells
 from spectune.errors import ProfileError
-from spectune.fit import fit_settings, judged_rounds
+from spectune.manifest import Load
 from spectune.plan import recommend
-from spectune.profile import Load, load_profile
+from spectune.profile import load_profile
+from spectune.round_costs import judged_rounds
 from spectune.stats import median_half_width, steady_seconds
-from tests.profiles import make_profile
+from tests.profiles import fitted_settings, make_profile
 
 MAIN = Load(batch=1, context_tokens=100)
 
@@ -115,9 +116,8 @@ def test_whole_rounds_at_other_depths_judge_the_sum_of_the_parts(tmp_path) -> No
     whole["part"], whole["seconds"] = "round", (8 * 0.01 + 0.105 + 0.002) * 1.1
     rounds = profile.costs[(profile.costs["part"] == "overhead") & (profile.costs["tokens"] == 1)].copy()
     rounds["part"] = "round"
-    from dataclasses import replace
 
-    (judged,) = judged_rounds(replace(profile, costs=pd.concat([profile.costs, whole, rounds], ignore_index=True)))
+    (judged,) = judged_rounds(profile, CostCells(pd.concat([profile.costs, whole, rounds], ignore_index=True)))
     assert (judged.num_speculative_tokens, judged.greedy) == (8, True)
     assert judged.error == pytest.approx(1 / 1.1 - 1, abs=1e-6)
 
@@ -136,7 +136,7 @@ def test_other_loads_have_their_own_answer_and_the_turn_is_between_them(tmp_path
         costs=pd.concat([profile.costs, many], ignore_index=True),
         manifest=profile.manifest.model_copy(update={"settings": settings}),
     )
-    assert len(fit_settings(both, loads)) == 2 * len(fit_settings(profile))
+    assert len(fitted_settings(both, loads)) == 2 * len(fitted_settings(profile))
     answer = recommend(both)
     assert [(a.batch, a.verdict) for a in answer.by_load] == [(1, "speculate"), (8, "plain")]
     assert any("between batch 1 (speculate) and 8 (plain)" in reason for reason in answer.reasons)

@@ -8,7 +8,7 @@ import pytest
 
 from spectune.costs import FOLDS
 from spectune.fit import Setting
-from spectune.profile import Load
+from spectune.manifest import Load
 from spectune.replay import count_rounds, rounds_variance, walk
 from spectune.selection import MIN_GAIN, decide
 from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_t_interval, prediction_standard_error

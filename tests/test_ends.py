@@ -3,18 +3,17 @@
 import numpy as np
 import pytest
 
-from spectune.fit import fit_settings
 from spectune.plan import recommend
 from spectune.selection import choose
 from spectune.speedup import expected_tokens
 from spectune.stats import Interval
-from tests.profiles import make_profile
+from tests.profiles import fitted_settings, make_profile
 
 
 def test_a_short_cut_tape_and_a_long_one_agree(tmp_path) -> None:
     costs = {"plain_s": 0.1, "verify_s": 0.105, "draft_s": 0.012, "noise": 0.0, "max_k": 12}
-    short = fit_settings(make_profile(tmp_path / "64", {0.0: 0.8}, prompts=150, tokens=64, **costs))
-    long = fit_settings(make_profile(tmp_path / "1024", {0.0: 0.8}, prompts=150, tokens=1024, **costs))
+    short = fitted_settings(make_profile(tmp_path / "64", {0.0: 0.8}, prompts=150, tokens=64, **costs))
+    long = fitted_settings(make_profile(tmp_path / "1024", {0.0: 0.8}, prompts=150, tokens=1024, **costs))
     for one, other in zip(short, long, strict=True):
         assert overlap(one.acceptance_length, other.acceptance_length)
         assert overlap(one.speedup, other.speedup)
@@ -34,12 +33,12 @@ def overlap(one: Interval, other: Interval) -> bool:
 
 def clock_lengths(tmp_path, tokens: int) -> dict[int, float]:
     profile = make_profile(tmp_path / f"limit{tokens}", {0.0: 0.8}, prompts=150, tokens=tokens, end="limit", max_k=12)
-    return {s.num_speculative_tokens: s.clock_acceptance_length for s in fit_settings(profile)}
+    return {s.num_speculative_tokens: s.clock_acceptance_length for s in fitted_settings(profile)}
 
 
 def test_ended_texts_count_in_full_and_cut_ones_by_complete_rounds(tmp_path) -> None:
     ended, cut = (
-        fit_settings(make_profile(tmp_path / end, {0.0: 0.7}, prompts=60, tokens=40, end=end, noise=0.0))
+        fitted_settings(make_profile(tmp_path / end, {0.0: 0.7}, prompts=60, tokens=40, end=end, noise=0.0))
         for end in ("eos", "cut")
     )
     for clock, complete in zip(ended, cut, strict=True):

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from spectune.fit import fit_settings
 from spectune.formula import fit_formula
 from spectune.plan import recommend
 from spectune.speedup import expected_tokens, log_slope
-from tests.profiles import make_profile
+from tests.profiles import fitted_settings, make_profile
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
@@ -18,14 +17,14 @@ def test_the_slope_is_that_of_the_formula(alpha) -> None:
 
 
 def test_independent_acceptance_fits(tmp_path) -> None:
-    (fit,) = fit_formula(fit_settings(make_profile(tmp_path / "p", {0.0: 0.7}, prompts=600, max_k=6)))
+    (fit,) = fit_formula(fitted_settings(make_profile(tmp_path / "p", {0.0: 0.7}, prompts=600, max_k=6)))
     assert fit.alpha == pytest.approx(0.7, abs=0.01)
     assert fit.verdict == "fits"
     assert abs(fit.largest_error) < 0.02
 
 
 def test_few_prompts_leave_it_undecided(tmp_path) -> None:
-    (fit,) = fit_formula(fit_settings(make_profile(tmp_path / "p", {0.0: 0.7}, prompts=14, max_k=6)))
+    (fit,) = fit_formula(fitted_settings(make_profile(tmp_path / "p", {0.0: 0.7}, prompts=14, max_k=6)))
     assert fit.verdict == "undecided"
 
 
@@ -38,7 +37,7 @@ def test_bursts_mislead_it_and_the_reader_is_told(tmp_path) -> None:
         easy = np.repeat(rng.random(4) < 0.4, 16)
         hit = rng.random(64) < np.where(easy, 0.98, 0.15)
         evidence.at[row, "argmax_token_ids"] = np.where(hit, tokens, 60).astype(np.int32)
-    settings = fit_settings(profile)
+    settings = fitted_settings(profile)
     (fit,) = fit_formula(settings)
     assert fit.verdict == "misleads"
     worst = settings[fit.largest_error_at - 1].acceptance_length.estimate
@@ -48,7 +47,7 @@ def test_bursts_mislead_it_and_the_reader_is_told(tmp_path) -> None:
 
 
 def test_it_says_what_the_formula_would_have_chosen(tmp_path) -> None:
-    settings = fit_settings(make_profile(tmp_path / "p", {0.0: 0.7}, verify_s=0.2, prompts=100, max_k=6, noise=0.0))
+    settings = fitted_settings(make_profile(tmp_path / "p", {0.0: 0.7}, verify_s=0.2, prompts=100, max_k=6, noise=0.0))
     (fit,) = fit_formula(settings)
     ratio = 0.01 / 0.101
     promises = {k: expected_tokens(fit.alpha, k) / (1 + k * ratio) for k in range(1, 7)}

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from spectune.cli.app import run
-from spectune.fit import fit_settings
 from spectune.profile import load_profile
 from tests.checkpoints import WORDS, save_checkpoint
+from tests.profiles import fitted_settings
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_profile_then_recommend(models, workload, tmp_path, capsys) -> None:
     assert saved.manifest.target.digest
     assert saved.manifest.environment.dtype == "float32" or torch.cuda.is_available()
     assert "costs took" in (output / "run.log").read_text()
-    assert len(fit_settings(saved)) == 2 * 2 * 3
+    assert len(fitted_settings(saved)) == 2 * 2 * 3
     overlaps = np.concatenate(saved.acceptance["overlaps"].dropna().to_list())
     assert ((overlaps >= 0) & (overlaps <= 1 + 1e-6)).all()
     assert run(["recommend", str(output), "-o", str(tmp_path / "s.md")]) in (0, 4)
@@ -87,9 +87,8 @@ def test_costs_at_other_loads(models, workload, tmp_path, capsys) -> None:
     forwards = saved.costs[saved.costs["part"] == "cost_p"]
     assert set(zip(forwards["batch"], forwards["context_tokens"], strict=True)) == set(loads)
     assert set(saved.tape["end"]) <= {"eos", "limit"}
-    assert {(s.load.batch, s.load.context_tokens) for s in fit_settings(saved, saved.manifest.settings.loads)} == set(
-        loads
-    )
+    fitted = fitted_settings(saved, saved.manifest.settings.loads)
+    assert {(s.load.batch, s.load.context_tokens) for s in fitted} == set(loads)
     assert run(["recommend", str(output), "-o", str(tmp_path / "s.md")]) in (0, 4)
     assert "## By load" in (tmp_path / "s.md").read_text()
 
@@ -203,9 +202,9 @@ def test_tables_fit_the_terminal(tmp_path, width) -> None:
 
     from spectune.cli.terminal import show_settings
     from spectune.formula import fit_formula
-    from tests.profiles import make_profile
+    from tests.profiles import fitted_settings, make_profile
 
-    settings = fit_settings(make_profile(tmp_path / "p", {0.0: 0.8, 1.0: 0.5}, ngram_acceptance=0.4))
+    settings = fitted_settings(make_profile(tmp_path / "p", {0.0: 0.8, 1.0: 0.5}, ngram_acceptance=0.4))
     console = Console(file=io.StringIO(), width=width, highlight=False)
     show_settings(console, settings, fit_formula(settings))
     text = console.file.getvalue()

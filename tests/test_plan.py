@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from spectune.errors import ConfigError, InsufficientDataError
-from spectune.fit import fit_settings
 from spectune.formula import fit_formula
 from spectune.plan import recommend
+from spectune.report.skill import headline
 from spectune.speedup import expected_tokens
-from tests.profiles import NGRAM, make_profile
+from tests.profiles import NGRAM, decoded, fitted_settings, make_profile
 
 
 def test_settings_recover_the_known_acceptance_and_costs(tmp_path) -> None:
     profile = make_profile(tmp_path / "p", {0.0: 0.8}, prompts=200, noise=0.0)
-    for setting in fit_settings(profile):
+    for setting in fitted_settings(profile):
         k = setting.num_speculative_tokens
         tokens = expected_tokens(0.8, k)
         knots = np.interp(k, [0, 1, 4], [0.001, 0.002, 0.002])
@@ -22,12 +22,12 @@ def test_settings_recover_the_known_acceptance_and_costs(tmp_path) -> None:
         assert setting.round_s == pytest.approx(round_s, rel=1e-9)
         assert setting.speedup.estimate == pytest.approx(tokens * 0.101 / round_s, rel=0.03)
         assert setting.speedup.low < setting.speedup.estimate < setting.speedup.high
-    assert fit_formula(fit_settings(profile))[0].alpha == pytest.approx(0.8, abs=0.02)
+    assert fit_formula(fitted_settings(profile))[0].alpha == pytest.approx(0.8, abs=0.02)
 
 
 def test_a_sampled_draft_is_replayed_by_the_ratio(tmp_path) -> None:
     profile = make_profile(tmp_path / "p", {1.0: 0.6}, prompts=40)
-    settings = fit_settings(profile)
+    settings = fitted_settings(profile)
     for setting in settings:  # every w is exactly 0.6
         assert setting.acceptance_length.estimate == pytest.approx(
             expected_tokens(0.6, setting.num_speculative_tokens), rel=0.01
@@ -45,6 +45,24 @@ def test_a_good_draft_is_recommended(tmp_path) -> None:
     assert answer.break_even_alpha is not None
     assert expected_tokens(answer.break_even_alpha, 4) == pytest.approx(steps)
     assert {a.category for a in answer.by_category} == {"code", "chat", "creative"}
+
+
+def test_real_decoding_has_the_last_word(tmp_path) -> None:
+    profile = make_profile(tmp_path / "p", {0.0: 0.85, 1.5: 0.2})
+    alone, held, refuted = (recommend(p) for p in (profile, decoded(profile, 4, 1.4), decoded(profile, 4, 0.9)))
+    other = recommend(decoded(profile, 2, 0.9))  # another K than the recommended one says nothing of that one
+    assert [answer.verdict for answer in (alone, held, other)] == ["speculate"] * 3
+    assert (alone.best_decoded, other.best_decoded) == (None, None)
+    assert held.best_decoded.measured_speedup == pytest.approx(1.4)
+    assert not held.refuted
+    assert (refuted.verdict, refuted.draft, refuted.num_speculative_tokens) == ("insufficient-data", None, None)
+    assert refuted.refuted
+    assert refuted.speedup == alone.speedup  # the prediction is still told
+    assert (refuted.by_temperature[0].verdict, refuted.by_load[0].verdict) == ("insufficient-data",) * 2
+    assert (refuted.temperature_gate.speculate_up_to, refuted.temperature_gate.plain_from) == (None, 0.0)
+    assert refuted.fallback is None
+    assert "unconfirmed" in {warning.code for warning in refuted.warnings}
+    assert "gained 0.90× when held-out prompts were decoded. Decode plainly meanwhile." in headline(refuted)
 
 
 def test_a_round_as_long_as_two_steps_means_plain_and_no_break_even(tmp_path) -> None:

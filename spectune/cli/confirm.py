@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ import typer
 from spectune.errors import ConfigError
 
 if TYPE_CHECKING:
+    from spectune.fit import Setting
     from spectune.measure.confirm import Trial
     from spectune.profile import Profile
 
@@ -51,16 +53,19 @@ def confirm(
 
     from spectune.cli.terminal import TerminalProgress, show_confirmation
     from spectune.confirmation import confirmation
+    from spectune.costs import CostCells
     from spectune.fit import fit_settings
     from spectune.profile import load_profile
 
     profile = load_profile(directory)
+    cells = CostCells(profile.costs)
+    fitted = fit_settings(profile, cells)
     recorded = profile.manifest.settings.max_new_tokens
     length = recorded if max_new_tokens is None else max_new_tokens
     if chosen_only and num_speculative_tokens:
         raise ConfigError("--chosen-only and -k exclude each other", "give one of them")
     _check(length, recorded, prompts, seed)
-    trials = _trials(profile, draft, temperature, num_speculative_tokens, chosen_only)
+    trials = _trials(profile, fitted, draft, temperature, num_speculative_tokens, chosen_only)
     from spectune.measure.confirm import ConfirmRequest, confirm_profile
 
     request = ConfirmRequest(
@@ -74,7 +79,7 @@ def confirm(
     )
     with TerminalProgress() as progress:
         saved = confirm_profile(profile, request, progress)
-    seen = confirmation(saved, fit_settings(saved))
+    seen = confirmation(saved, cells, fitted)
     assert seen is not None, "it was just saved"
     if as_json:
         print(json.dumps(asdict(seen), indent=2, ensure_ascii=False, allow_nan=False))
@@ -94,6 +99,7 @@ def _check(length: int, recorded: int, prompts: int | None, seed: int) -> None:
 
 def _trials(
     profile: "Profile",
+    fitted: Sequence["Setting"],
     drafts: list[str] | None,
     temperatures: list[float] | None,
     depths: list[int] | None,
@@ -101,7 +107,7 @@ def _trials(
 ) -> list["Trial"]:
     """What to decode with: the given drafts and K, or the best draft with the usual K, at each temperature."""
     from spectune.drafting_spec import canonical_spec
-    from spectune.fit import draft_record, fit_settings
+    from spectune.fit import draft_record
     from spectune.selection import choose
 
     settings, measured = profile.manifest.settings, sorted(profile.manifest.settings.temperatures)
@@ -113,7 +119,6 @@ def _trials(
         if not 1 <= depth <= settings.max_k:
             raise ConfigError(f"K = {depth} was not measured", f"give 1 to {settings.max_k}")
     wanted = [draft_record(profile, canonical_spec(spec)).spec for spec in drafts or []]
-    fitted = fit_settings(profile)
     chosen = {}
     for temperature in temperatures or measured:
         here = [s for s in fitted if s.temperature == temperature]

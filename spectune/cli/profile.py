@@ -67,6 +67,7 @@ def profile(
 ) -> None:
     """Measure target, drafts and machine on a workload, and save the evidence."""
     from spectune.cli.terminal import TerminalProgress, show_settings, show_warnings
+    from spectune.costs import CostCells
     from spectune.fit import fit_settings
     from spectune.formula import fit_formula
     from spectune.measure.pipeline import ProfileRequest, measure_profile
@@ -95,7 +96,7 @@ def profile(
         with _logging_to(run_log, verbose):
             measured = measure_profile(request, progress, run_log)
     console = progress.console
-    settings = fit_settings(measured)
+    settings = fit_settings(measured, CostCells(measured.costs))
     console.print()
     show_settings(console, settings, fit_formula(settings))
     show_warnings(console, measured.manifest.warnings)

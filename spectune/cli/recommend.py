@@ -12,7 +12,7 @@ from spectune.errors import ConfigError, InsufficientDataError
 
 if TYPE_CHECKING:
     from spectune.engines import EngineConfig
-    from spectune.plan import Recommendation
+    from spectune.recommendation import Recommendation
 
 DEFAULT_SKILL = Path("outputs/skill-speculative-tuning.md")
 
@@ -96,16 +96,11 @@ def _confirmed_line(decided: "Recommendation", directory: Path) -> str:
     from spectune.confirmation import predicted_interval
     from spectune.report.skill import interval_text
 
-    best, seen = decided.best_candidate, decided.confirmation
-    for one in seen.settings if seen else []:
-        if (one.draft, one.num_speculative_tokens, one.temperature) == (
-            best.draft,
-            best.num_speculative_tokens,
-            best.temperature,
-        ):
-            predicted = interval_text(predicted_interval(one), "×")
-            return f"decoded for real: {one.measured_speedup:.2f}×, predicted {predicted} for such a run"
-    return f"not decoded for real yet: spectune confirm {shlex.quote(str(directory))}"
+    one = decided.best_decoded
+    if one is None:
+        return f"not decoded for real yet: spectune confirm {shlex.quote(str(directory))}"
+    predicted = interval_text(predicted_interval(one), "×")
+    return f"decoded for real: {one.measured_speedup:.2f}×, predicted {predicted} for such a run"
 
 
 def _fallback_line(decided: "Recommendation") -> list[str]:

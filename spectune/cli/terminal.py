@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from spectune.confirmation import Confirmation, ConfirmedSetting
     from spectune.fit import Setting
     from spectune.formula import FormulaFit
-    from spectune.profile import Notice
+    from spectune.manifest import Notice
 
 
 _NARROW_COLUMNS = 72

@@ -2,7 +2,7 @@
 
 from spectune.drafting_spec import ngram_bounds
 from spectune.engines import SPEEDUP_NOT_MEASURED, EngineConfig
-from spectune.plan import Recommendation
+from spectune.recommendation import Recommendation
 
 CHECKED_AGAINST = "5.24"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from spectune.drafting_spec import ngram_bounds
 from spectune.engines import SPEEDUP_NOT_MEASURED, EngineConfig
-from spectune.plan import Recommendation
+from spectune.recommendation import Recommendation
 
 CHECKED_AGAINST = "0.32"
 _WORTH_SAMPLING = 1.01

@@ -16,6 +16,7 @@ from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.ngram import NgramDrafter
 from spectune.drafting_spec import ngram_bounds
 from spectune.errors import ConfigError, ProfileError
+from spectune.manifest import ModelRecord
 from spectune.measure import Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.environment import environment
@@ -24,7 +25,6 @@ from spectune.models import EMBEDDED, LanguageModel, load_model, resolve_device
 from spectune.profile import (
     RUNS_SCHEMA,
     Confirmed,
-    ModelRecord,
     Profile,
     require_replaceable,
     save_confirmation,

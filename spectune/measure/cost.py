@@ -13,10 +13,10 @@ import pandas as pd
 from spectune.costs import KNOWN_WITHIN
 from spectune.drafting import Drafter
 from spectune.drafting.draft_model import DraftModel
+from spectune.manifest import Load
 from spectune.measure import Progress
 from spectune.measure.rounds import Stopwatch, TimedRounds
 from spectune.models import LanguageModel
-from spectune.profile import Load
 from spectune.sampling import Sampling
 from spectune.scoring import ModelSequence
 from spectune.stats import median_half_width, steady_seconds

@@ -18,6 +18,7 @@ from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.ngram import NgramDrafter
 from spectune.drafting_spec import DEFAULT_DRAFT, canonical_spec, ngram_bounds
 from spectune.errors import ConfigError
+from spectune.manifest import SCHEMA_VERSION, DraftRecord, Load, Notice
 from spectune.measure import Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.cost import CostSettings, cost_table
@@ -40,7 +41,7 @@ from spectune.models import (
     resolve_device,
     sampling_defaults,
 )
-from spectune.profile import SCHEMA_VERSION, DraftRecord, Load, Notice, Profile, require_replaceable, save_profile
+from spectune.profile import Profile, require_replaceable, save_profile
 from spectune.sampling import Sampling
 from spectune.workload import Prompt, Workload, load_workload
 

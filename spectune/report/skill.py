@@ -7,7 +7,7 @@ import yaml
 from spectune.confirmation import Confirmation, ConfirmedSetting, measured_interval, predicted_interval
 from spectune.engines import EngineConfig
 from spectune.formula import FormulaFit
-from spectune.plan import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
+from spectune.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
 from spectune.stats import Interval
 
 _CANDIDATES_SHOWN = 24
@@ -45,6 +45,9 @@ def headline(recommendation: Recommendation) -> str:
         return f"Speculate with {setting}, {at}: {gain}."
     if recommendation.verdict == "plain":
         return f"Decode plainly {at}: the best setting tried, {setting}, reaches {gain}."
+    if recommendation.refuted and recommendation.best_decoded:
+        gained = f"gained {recommendation.best_decoded.measured_speedup:.2f}× when held-out prompts were decoded"
+        return f"Not confirmed {at}: {setting}, was to reach {gain}, but {gained}. Decode plainly meanwhile."
     return (
         f"Not enough data to decide {at}: the best setting tried, {setting}, reaches {gain}. Decode plainly meanwhile."
     )
