@@ -7,6 +7,7 @@ import pytest
 from spectune.costs import FOLDS, RESAMPLES, CellKey, CostCells
 from spectune.errors import ProfileError
 from spectune.manifest import Load
+from spectune.measure.cost import Cell, _Samples
 from spectune.plan import recommend
 from spectune.profile import load_profile
 from spectune.round_costs import judged_rounds
@@ -108,6 +109,20 @@ def test_the_noisiest_cell_is_named(costs) -> None:
     key, width = CostCells(noisy).noisiest
     assert (key.part, key.tokens) == ("cost_p", 4)
     assert width > 0.1
+
+
+def test_plain_steps_which_every_ratio_rests_on_are_timed_four_times_a_pass() -> None:
+    cells = [Cell(parts=("cost_p",), tokens=n, load=MAIN, run=lambda n=n: (0.1 * n,)) for n in (1, 2, 3)]
+    samples = _Samples(cells, seed=0)
+    for number in range(3):
+        samples.one_pass(number)
+    table = samples.table()
+    assert table.groupby(["tokens", "measurement_pass"]).size().unstack().to_numpy().tolist() == [
+        [4] * 3,
+        [1] * 3,
+        [1] * 3,
+    ]
+    assert np.allclose(table["seconds"], 0.1 * table["tokens"])
 
 
 def test_whole_rounds_at_other_depths_judge_the_sum_of_the_parts(tmp_path) -> None:

@@ -24,6 +24,7 @@ from spectune.stats import median_half_width, steady_seconds
 ROUND_DEPTHS = (1, 2, 4)  # and the largest K: the overhead is taken from 1 and 4, the others judge it
 _FEWEST_PASSES = 6  # below six samples the median has no interval
 _MOST_WARM_UP_PASSES = 5
+_PLAIN_TIMES = 4  # in each pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +106,11 @@ class _Samples:
             before = took
 
     def one_pass(self, number: int) -> None:
-        """Time every cell that is still to be known better, in a fresh order."""
-        for index in self._rng.permutation(len(self._cells)):
+        """Time every cell that is still to be known better, in a fresh order; plain steps, which every ratio
+        rests on, several times.
+        """
+        times = [_PLAIN_TIMES if _plain(cell) else 1 for cell in self._cells]
+        for index in self._rng.permutation(np.repeat(np.arange(len(self._cells)), times)):
             cell = self._cells[index]
             if cell.forward or number < _FEWEST_PASSES or self._widths[index] > KNOWN_WITHIN:
                 self._rows.append((int(index), number, cell.run()))
