@@ -1,4 +1,4 @@
-"""Draft SPECs as the user writes them: `ngram:min=1,max=4`, or anything that names a model."""
+"""Draft SPECs as the user writes them: `ngram:min=1,max=4`, `layers:20`, or anything that names a model."""
 
 from spectune.errors import ConfigError
 
@@ -27,6 +27,16 @@ def ngram_bounds(spec: str) -> tuple[int, int] | None:
             f"draft {spec!r} looks up {low} to {high} tokens", f"give 1 ≤ min ≤ max, as in {DEFAULT_DRAFT}"
         )
     return low, high
+
+
+def layer_count(spec: str) -> int | None:
+    """N of `layers:N`; None where the spec names something else. Raises: ConfigError for what is no number."""
+    name, colon, count = spec.partition(":")
+    if name != "layers" or not colon:
+        return None
+    if not count.isdecimal():
+        raise ConfigError(f"draft {spec!r} is not understood at {count!r}", "write layers:20, a number of layers")
+    return int(count)
 
 
 def canonical_spec(spec: str) -> str:

@@ -27,7 +27,11 @@ from spectune.replay import (
 from spectune.round_costs import RoundCosts, folded_round_costs, round_costs
 from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_t_interval
 
-OWN_RULE: dict[str, AcceptanceRule] = {"draft_model": "rejection", "ngram": "greedy_draft"}
+OWN_RULE: dict[str, AcceptanceRule] = {
+    "draft_model": "rejection",
+    "layer_skip": "rejection",
+    "ngram": "greedy_draft",
+}
 _ROWS_AT_ONCE = 256
 
 
@@ -200,7 +204,7 @@ def acceptance_lengths_by_rule(
     """τ under every acceptance rule that the draft's evidence can price, over complete rounds."""
     draft = draft_record(profile, draft_spec)
     rules: list[AcceptanceRule] = ["greedy_draft"]
-    if draft.method == "draft_model":
+    if draft.method != "ngram":
         rules += ["rejection", "exact_match", "block"]
     found: dict[str, float] = {}
     for rule in rules:

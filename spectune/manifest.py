@@ -39,10 +39,11 @@ class DraftRecord(_Record):
     """A draft under the SPEC it was given by; `model` is null for methods without one."""
 
     spec: str
-    method: Literal["draft_model", "ngram"]
+    method: Literal["draft_model", "layer_skip", "ngram"]
     model: ModelRecord | None
     min_tokens: Count | None = None
     max_tokens: Count | None = None
+    layers: Count | None = None
 
 
 class Environment(_Record):

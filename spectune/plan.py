@@ -256,7 +256,7 @@ def _fallback(profile: Profile, setting: Setting) -> tuple[Fallback | None, str]
 
 def _chance_of_rounds(profile: Profile, setting: Setting) -> float:
     """Standard deviation of a request's rounds, given its text; 0 where acceptance is certain or impossible."""
-    if setting.method != "draft_model" or setting.temperature == 0.0:
+    if setting.method == "ngram" or setting.temperature == 0.0:
         return 0.0
     draft, limit = draft_record(profile, setting.draft), profile.manifest.settings.max_new_tokens
     where = (draft, setting.temperature, setting.num_speculative_tokens, limit)

@@ -15,7 +15,7 @@ from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Interval, max_t_quanti
 
 MIN_GAIN = 1.05
 _TIE = 0.01
-_SIMPLICITY = ("ngram", "draft_model")
+_SIMPLICITY = ("ngram", "layer_skip", "draft_model")
 
 Verdict = Literal["speculate", "plain", "insufficient-data"]
 

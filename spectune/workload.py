@@ -1,20 +1,23 @@
-"""Prompts in: the built-in set, or a JSON or JSONL file of the user's own."""
+"""Prompts in: the built-in set, or the user's own, from whatever form people keep them in."""
 
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from spectune.errors import ConfigError
+from spectune.manifest import Notice
+from spectune.prompt_sources import ACCEPTED, Item, read_items
 
 BUILTIN = "builtin"
 _UNLABELLED = "uncategorised"
 _ROLES = ("system", "user", "assistant", "tool")
-_ACCEPTED = 'one object with "prompt", "messages" or "turns", and "category" if you have one'
+_SHAREGPT_ROLES = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")}
+_FORMS = ("prompt", "question", "messages", "turns", "conversations", "body")
+_LOGS = ("turns", "conversations")  # of what was said over time; the others hold a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class Workload:
 
     name: str
     prompts: tuple[Prompt, ...]
-    notes: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
     @property
     def hash(self) -> str:
@@ -75,92 +78,136 @@ class Workload:
 
 
 def load_workload(source: str = BUILTIN) -> Workload:
-    """The built-in set, or the file at `source` (.json: a list; .jsonl: one object a line).
+    """The built-in set, or prompts from a source as prompt_sources.read_items takes it.
 
-    Raises: ConfigError with the line number for what cannot be read as prompts.
+    Empty and repeated prompts are left out and counted in the notices. Raises: ConfigError with the place of
+    what cannot be read as a prompt.
     """
     if source == BUILTIN:
-        text = resources.files("spectune").joinpath("workload_builtin.jsonl").read_text("utf-8")
-        return _workload(BUILTIN, _json_lines(text, BUILTIN))
-    path = Path(source)
-    text = _read(path)
-    objects = _json_list(text, source) if path.suffix == ".json" else _json_lines(text, source)
-    return _workload(path.name, objects)
+        lines = resources.files("spectune").joinpath("workload_builtin.jsonl").read_text("utf-8").splitlines()
+        return _workload(BUILTIN, [(f"{BUILTIN} line {n}", json.loads(line)) for n, line in enumerate(lines, start=1)])
+    return _workload(*read_items(source))
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"workload {path} is not UTF-8 at byte {error.start}", "save it as UTF-8") from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"workload {path} cannot be read: {reason.lower()}", f"give {BUILTIN}, or a file") from error
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What of an item is asked; messages are empty where it says nothing."""
+
+    category: str
+    messages: tuple[Message, ...]
+    more_turns: bool  # the user asked again later, which is not used
+    answered: bool  # the answer stands there too, which is not used either
 
 
-def _json_lines(text: str, source: str) -> Iterable[tuple[str, Any]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"{source} line {number}", _parsed(line, f"{source} line {number}")
-
-
-def _json_list(text: str, source: str) -> Iterable[tuple[str, Any]]:
-    items = _parsed(text, source)
-    if not isinstance(items, list):
-        raise ConfigError(f"workload {source} is not a JSON list", "make it a list of objects, or use .jsonl")
-    return [(f"{source} item {number}", item) for number, item in enumerate(items, start=1)]
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        line = f" line {error.lineno}" if isinstance(error, json.JSONDecodeError) and "\n" in text.strip() else ""
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ConfigError(f"workload {where}{line} is not JSON: {reason}", f"expected {_ACCEPTED}") from error
-
-
-def _workload(name: str, objects: Iterable[tuple[str, Any]]) -> Workload:
-    items = list(objects)
+def _workload(name: str, items: Sequence[Item]) -> Workload:
     if not items:
-        raise ConfigError(f"workload {name} has no prompts", f"expected {_ACCEPTED}, on each line")
-    prompts = tuple(_prompt(item, where) for where, item in items)
-    cut = sum(isinstance(item.get("turns"), list) and len(item["turns"]) > 1 for _, item in items)
-    notes = (f"{cut} prompts have later turns; only their first turn is used",) if cut else ()
-    return Workload(name=name, prompts=prompts, notes=notes)
+        raise ConfigError(f"workload {name} has no prompts", f"expected {ACCEPTED}")
+    requests = [_request(item, where) for where, item in items]
+    asking = [request for request in requests if request.messages]
+    if not asking:
+        raise ConfigError(f"workload {name} has empty prompts only", "give prompts with text in them")
+    prompts = [Prompt(category=request.category, messages=request.messages) for request in asking]
+    different = tuple(dict.fromkeys(prompts))
+    empty, repeated = len(requests) - len(asking), len(prompts) - len(different)
+    return Workload(name=name, prompts=different, notices=_notices(asking, empty, repeated))
 
 
-def _prompt(item: Any, where: str) -> Prompt:
+def _notices(asking: Sequence[_Request], empty: int, repeated: int) -> tuple[Notice, ...]:
+    more_turns, answered = (sum(getattr(one, name) for one in asking) for name in ("more_turns", "answered"))
+    found = [
+        (more_turns, "have later turns; only the first is used", "split turns into prompts"),
+        (answered, "come with an answer, which is not used", "the target writes its own"),
+        (empty, "are empty and were left out", "check how the file was written"),
+        (repeated, "repeat an earlier one and were left out", "said twice, a prompt tells nothing new"),
+    ]
+    return tuple(
+        Notice(code="workload", message=f"{count} prompts {what}", advice=advice)
+        for count, what, advice in found
+        if count
+    )
+
+
+def _request(item: Any, where: str) -> _Request:
+    if isinstance(item, str):
+        item = {"prompt": item}
     if not isinstance(item, dict):
-        raise ConfigError(f"workload {where} is not an object", f"expected {_ACCEPTED}")
-    given = [key for key in ("prompt", "messages", "turns") if key in item]
+        raise ConfigError(f"workload {where} is not an object", f"expected {ACCEPTED}")
+    given = [key for key in _FORMS if key in item]
     if len(given) != 1:
-        found = " and ".join(given) or "none of prompt, messages, turns"
-        raise ConfigError(f"workload {where} has {found}", f"expected {_ACCEPTED}")
-    category = item.get("category", _UNLABELLED)
+        found = " and ".join(given) or f"none of {', '.join(_FORMS)}"
+        raise ConfigError(f"workload {where} has {found}", f"expected {ACCEPTED}; FILE:COLUMN names another field")
+    category = _UNLABELLED if item.get("category") in (None, "") else item["category"]
     if not isinstance(category, str) or not category.strip():
         raise ConfigError(f"workload {where}: category is not a name", 'give "category" as a non-empty string')
-    return Prompt(category=category, messages=_messages(item[given[0]], given[0], where))
+    form = given[0]
+    said = _said(item[form], form, where)
+    asked = _until_first_answer(said) if form in _LOGS else _without_last_answer(said)
+    unused = {message.role for message in said[len(asked) :]}
+    return _Request(
+        category=category,
+        messages=tuple(asked) if any(message.content.strip() for message in asked) else (),
+        more_turns="user" in unused,
+        answered="assistant" in unused,
+    )
 
 
-def _messages(value: Any, kind: str, where: str) -> tuple[Message, ...]:
-    if kind == "messages":
-        if not isinstance(value, list) or not value:
-            raise ConfigError(f"workload {where}: messages is not a list", 'give [{"role": "user", "content": …}]')
-        return tuple(_message(message, where) for message in value)
-    first = value[0] if kind == "turns" and isinstance(value, list) and value else value
-    return (Message(role="user", content=_text(first, kind, where)),)
+def _said(value: Any, form: str, where: str) -> list[Message]:
+    """The whole conversation, as far as the item holds one."""
+    if form == "body":
+        return _batch_body(value, where)
+    if form in ("prompt", "question"):
+        return [Message(role="user", content=_content(value, form, where))]
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"workload {where}: {form} is no list, or an empty one", f"expected {ACCEPTED}")
+    if form == "turns":
+        return [Message(role="user", content=_content(turn, form, where)) for turn in value]
+    return [_message(message, where) for message in value]
+
+
+def _until_first_answer(said: list[Message]) -> list[Message]:
+    """Of a log: up to the user's first turn, empty where an answer stands before it."""
+    first = next((place for place, message in enumerate(said) if message.role in ("user", "assistant")), len(said))
+    return said[: first + 1] if first < len(said) and said[first].role == "user" else []
+
+
+def _without_last_answer(said: list[Message]) -> list[Message]:
+    """Of a request: everything that leads to the answer that is asked for."""
+    end = len(said)
+    while end and said[end - 1].role == "assistant":
+        end -= 1
+    return said[:end]
+
+
+def _batch_body(value: Any, where: str) -> list[Message]:
+    """The body of an OpenAI batch request: messages of a chat, or the prompt of a completion."""
+    given = [key for key in ("messages", "prompt") if isinstance(value, dict) and key in value]
+    if not given:
+        problem = f"workload {where}: body holds neither messages nor prompt"
+        raise ConfigError(problem, "give chat or completion requests")
+    return _said(value[given[0]], given[0], where)
 
 
 def _message(message: Any, where: str) -> Message:
-    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+    """In OpenAI's words (role, content) or ShareGPT's (from, value)."""
+    if not isinstance(message, dict):
+        raise ConfigError(f"workload {where}: a message is not an object", 'give {"role": "user", "content": …}')
+    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+    role = _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+    if role not in _ROLES:
         raise ConfigError(f"workload {where}: a message has no known role", f"roles are {', '.join(_ROLES)}")
-    return Message(role=message["role"], content=_text(message.get("content"), "content", where))
+    return Message(role=role, content=_content(content, "content", where))
 
 
-def _text(value: Any, key: str, where: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"workload {where}: {key} is empty or not text", "give a non-empty string")
+def _content(value: Any, key: str, where: str) -> str:
+    """A string, or OpenAI's list of parts where all of them are text; nothing is said by null."""
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        if any(part.get("type") != "text" for part in value):
+            raise ConfigError(f"workload {where}: {key} holds more than text", "images and sound are not supported")
+        value = "".join(str(part.get("text", "")) for part in value)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ConfigError(f"workload {where}: {key} is not text", "give a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -1,7 +1,11 @@
 """Prompts in: the built-in set keeps its promises; files are read or refused with the line."""
 
+import gzip
+import io
 import json
 import statistics
+import sys
+import types
 
 import pytest
 
@@ -66,7 +70,7 @@ def test_prompt_messages_and_turns_are_read(tmp_path) -> None:
     assert [prompt.messages[-1].content for prompt in workload.prompts] == ["one", "two", "three"]
     assert workload.prompts[1].messages[0] == Message(role="system", content="s")
     assert workload.categories == {"a": 1, "uncategorised": 1, "b": 1}
-    assert "1 prompts have later turns" in workload.notes[0]
+    assert [notice.message for notice in workload.notices] == ["1 prompts have later turns; only the first is used"]
 
 
 def test_json_and_jsonl_of_the_same_prompts_are_the_same_workload(tmp_path) -> None:
@@ -84,12 +88,17 @@ def test_json_and_jsonl_of_the_same_prompts_are_the_same_workload(tmp_path) -> N
         ("w.jsonl", '{"prompt": "a"}\n\n[1]', "line 3 is not an object"),
         ("w.jsonl", '{"text": "a"}', "line 1 has none of"),
         ("w.jsonl", '{"prompt": "a", "turns": ["b"]}', "prompt and turns"),
-        ("w.jsonl", '{"prompt": "  "}', "line 1: prompt is empty"),
-        ("w.jsonl", '{"prompt": 3}', "line 1: prompt is empty or not text"),
-        ("w.jsonl", '{"turns": []}', "turns is empty"),
+        ("w.jsonl", '{"prompt": "  "}', "empty prompts only"),
+        ("w.jsonl", '{"prompt": 3}', "line 1: prompt is not text"),
+        ("w.jsonl", '{"turns": []}', "turns is no list, or an empty one"),
+        ("w.jsonl", '{"body": {"input": "x"}}', "body holds neither"),
+        ("w.jsonl", '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "more than text"),
+        ("w.csv", "prompt,answer\na\n", "line 2 has not as many fields"),
+        ("w.csv", 'prompt\n"a', "is not CSV"),
+        ("w.csv", "text\na\n", "line 2 has none of prompt"),
         ("w.jsonl", '{"messages": [{"role": "robot", "content": "x"}]}', "no known role"),
-        ("w.jsonl", '{"messages": [{"role": "user", "content": [1]}]}', "content is empty"),
-        ("w.jsonl", '{"messages": "x"}', "messages is not a list"),
+        ("w.jsonl", '{"messages": [{"role": "user", "content": [1]}]}', "content is not text"),
+        ("w.jsonl", '{"messages": "x"}', "messages is no list"),
         ("w.jsonl", '{"prompt": "a", "category": 1}', "category is not a name"),
         ("w.jsonl", '{"prompt": "\\ud800"}', "half a surrogate"),
         ("w.json", '{"prompt": "a"}', "not a JSON list"),
@@ -105,9 +114,105 @@ def test_what_is_no_workload_is_refused_in_place(tmp_path, name, content, expect
     assert caught.value.remedy
 
 
-def test_missing_folder_and_bytes_are_refused(tmp_path) -> None:
-    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9"}')
-    for source in (tmp_path / "none.jsonl", tmp_path, tmp_path / "latin.jsonl"):
-        with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("name", "content", "column", "expected"),
+    [
+        ("latin.jsonl", b'{"prompt": "caf\xe9"}', "", "not UTF-8 at byte 15"),
+        ("short.jsonl.gz", gzip.compress(b'{"prompt": "a"}' * 99)[:-9], "", "gzip ends early"),
+        ("torn.jsonl.gz", b"\x1f\x8bnonsense", "", "gzip is damaged"),
+        ("w.csv", b"ask,category\na,b\n", ":prompt", "line 2 has no column 'prompt'"),
+        ("w.jsonl", b'{"ask": "a"}\n{"b": 1}', ":ask", "line 2 has no column 'ask'"),
+        ("w.txt", b"a", ":ask", "line 1 has no columns"),
+    ],
+)
+def test_bytes_that_are_no_text_and_columns_that_are_not_there(tmp_path, name, content, column, expected) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=expected):
+        load_workload(str(tmp_path / name) + column)
+
+
+HUMAN = {"from": "human", "value": "one"}
+CHAT = [{"role": "user", "content": "one"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "asked"),
+    [
+        ("w.json", json.dumps([{"id": "1", "conversations": [HUMAN, {"from": "gpt", "value": "x"}, HUMAN]}]), ["one"]),
+        ("w.json", json.dumps([{"conversations": [{"from": "system", "value": "s"}, HUMAN]}]), ["s", "one"]),
+        ("w.jsonl", json.dumps({"custom_id": "1", "url": "/v1/chat/completions", "body": {"messages": CHAT}}), ["one"]),
+        ("w.jsonl", json.dumps({"url": "/v1/completions", "body": {"model": "m", "prompt": "one"}}), ["one"]),
+        ("w.jsonl", json.dumps({"question_id": 81, "question": "one", "answer": "x"}), ["one"]),
+        ("w.jsonl", json.dumps({"task_id": "HumanEval/0", "prompt": "one", "entry_point": "f"}), ["one"]),
+        (
+            "w.jsonl",
+            json.dumps({"messages": [*CHAT, {"role": "assistant", "content": "a"}, *CHAT]}),
+            ["one", "a", "one"],
+        ),
+        ("w.jsonl", json.dumps({"messages": [*CHAT, {"role": "assistant", "content": "a"}]}), ["one"]),
+        (
+            "w.jsonl",
+            json.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "one"}]}]}),
+            ["one"],
+        ),
+        ("w.csv", 'id,prompt\n1,"one,\ntwo"\n', ["one,\ntwo"]),
+        ("w.csv:ask", "ask,prompt\none,other\n", ["one"]),
+        ("w.tsv", "id\tprompt\n1\tone\n", ["one"]),
+        ("w.txt", "one\n\n", ["one"]),
+        ("w.jsonl:text", json.dumps({"text": "one"}), ["one"]),
+    ],
+)
+def test_the_forms_that_people_have(tmp_path, name, text, asked) -> None:
+    file, _, column = name.partition(":")
+    (tmp_path / file).write_text(text)
+    (tmp_path / f"{file}.gz").write_bytes(gzip.compress(text.encode()))
+    for path in (file, f"{file}.gz"):
+        source = f"{tmp_path / path}:{column}" if column else str(tmp_path / path)
+        (prompt,) = load_workload(source).prompts
+        assert [message.content for message in prompt.messages] == asked
+        assert prompt.messages[-1].role == "user"
+
+
+@pytest.mark.parametrize(
+    "text", ["one\ntwo\n", '{"prompt": "one"}\n{"question": "two"}', '[{"prompt": "one"}, {"prompt": "two"}]']
+)
+def test_standard_input_may_be_lines_or_json(monkeypatch, text) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    workload = load_workload("-")
+    assert [prompt.messages[0].content for prompt in workload.prompts] == ["one", "two"]
+    assert workload.name == "standard input"
+
+
+def test_a_column_of_a_dataset(monkeypatch) -> None:
+    rows = [{"question": "one", "answer": 1}, {"question": "two", "answer": 2}]
+    asked = []
+    package = types.SimpleNamespace(load_dataset=lambda name, split: asked.append((name, split)) or rows)
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    workload = load_workload("hf:openai/gsm8k:test:question")
+    assert asked == [("openai/gsm8k", "test")]
+    assert [prompt.messages[0].content for prompt in workload.prompts] == ["one", "two"]
+    with pytest.raises(ConfigError, match="row 1 has no column 'ask'"):
+        load_workload("hf:openai/gsm8k:test:ask")
+    with pytest.raises(ConfigError, match="names no dataset"):
+        load_workload("hf:openai/gsm8k")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match="needs the datasets package"):
+        load_workload("hf:openai/gsm8k:test:question")
+
+
+def test_empty_and_repeated_prompts_are_counted_and_left_out(tmp_path) -> None:
+    items = [{"prompt": "a"}, {"prompt": " "}, {"prompt": None}, {"prompt": "a"}, {"prompt": "a", "category": "b"}]
+    (tmp_path / "w.json").write_text(json.dumps(items))
+    workload = load_workload(str(tmp_path / "w.json"))
+    assert len(workload.prompts) == 2
+    assert [notice.message.split(" and ")[0] for notice in workload.notices] == [
+        "2 prompts are empty",
+        "1 prompts repeat an earlier one",
+    ]
+
+
+def test_missing_files_and_folders_are_refused(tmp_path) -> None:
+    for source in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read"):
             load_workload(str(source))
     assert load_workload(BUILTIN).name == BUILTIN

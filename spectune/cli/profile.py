@@ -22,10 +22,18 @@ def profile(
     ] = None,
     draft: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help=f"Draft: a model, or {DEFAULT_DRAFT}. Repeatable. Default: n-gram."),
+        typer.Option(
+            metavar="SPEC",
+            help=f"Draft: a model, layers:N (the target's first N), or {DEFAULT_DRAFT}. Repeatable. Default: n-gram.",
+        ),
     ] = None,
     workload: Annotated[
-        str, typer.Option(metavar="W", help="Prompts: builtin, or a .jsonl or .json file.")
+        str,
+        typer.Option(
+            metavar="W",
+            help="Prompts: builtin; FILE or FILE:COLUMN (.jsonl, .json, .csv, .tsv, .txt, also .gz); - for stdin; "
+            "hf:DATASET:SPLIT:COLUMN.",
+        ),
     ] = "builtin",
     temperature: Annotated[
         list[float] | None,

@@ -1,6 +1,6 @@
 """transformers: assisted generation and prompt lookup. Source: transformers documentation, 5.24."""
 
-from spectune.drafting_spec import ngram_bounds
+from spectune.drafting_spec import layer_count, ngram_bounds
 from spectune.engines import SPEEDUP_NOT_MEASURED, EngineConfig
 from spectune.recommendation import Recommendation
 
@@ -10,10 +10,13 @@ CHECKED_AGAINST = "5.24"
 def config(recommendation: Recommendation) -> EngineConfig:
     """The generate call for the recommendation's best candidate."""
     best = recommendation.best_candidate
-    bounds = ngram_bounds(best.draft)
+    bounds, layers = ngram_bounds(best.draft), layer_count(best.draft)
     sampling = _sampling(recommendation)
     notes = [SPEEDUP_NOT_MEASURED, "batch 1 only"]
-    if bounds is None:
+    if layers is not None:
+        rule, text = "rejection", _early_exit(layers, best.num_speculative_tokens, sampling)
+        notes.append("some architectures refuse it in this version")
+    elif bounds is None:
         rule, text = "rejection", _assisted(best.draft, best.num_speculative_tokens, sampling)
         notes.append("threshold and schedule are set because the defaults adapt K and persist across calls")
     else:
@@ -45,6 +48,13 @@ def _assisted(draft: str, num_speculative_tokens: int, sampling: str) -> str:
         'assistant.generation_config.num_assistant_tokens_schedule = "constant"\n'
         "assistant.generation_config.assistant_confidence_threshold = 0.0\n"
         f"model.generate(**inputs, assistant_model=assistant, {sampling})"
+    )
+
+
+def _early_exit(layers: int, num_speculative_tokens: int, sampling: str) -> str:
+    return (
+        f"model.generate(**inputs, assistant_early_exit={layers}, num_assistant_tokens={num_speculative_tokens}, "
+        f'num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0, {sampling})'
     )
 
 

@@ -4,7 +4,7 @@ import json
 import shlex
 from typing import Any
 
-from spectune.drafting_spec import ngram_bounds
+from spectune.drafting_spec import layer_count, ngram_bounds
 from spectune.engines import SPEEDUP_NOT_MEASURED, EngineConfig
 from spectune.recommendation import Recommendation
 
@@ -18,7 +18,9 @@ def config(recommendation: Recommendation) -> EngineConfig:
     Draft models propose their argmax by default; where sampling them is worth more than 1% of tokens a
     round at the recommended temperature, `draft_sample_method` says so.
     """
-    best = recommendation.best_candidate
+    best, target = recommendation.best_candidate, shlex.quote(recommendation.applies_to.target)
+    if layer_count(best.draft) is not None:
+        return _plain(target)
     lengths = recommendation.acceptance_length_by_rule
     settings: dict[str, Any]
     bounds = ngram_bounds(best.draft)
@@ -31,7 +33,7 @@ def config(recommendation: Recommendation) -> EngineConfig:
             rule = "rejection"
             settings["draft_sample_method"] = "probabilistic"
     settings["num_speculative_tokens"] = best.num_speculative_tokens
-    target, value = shlex.quote(recommendation.applies_to.target), shlex.quote(json.dumps(settings))
+    value = shlex.quote(json.dumps(settings))
     return EngineConfig(
         engine="vLLM",
         checked_against=CHECKED_AGAINST,
@@ -40,4 +42,16 @@ def config(recommendation: Recommendation) -> EngineConfig:
         acceptance_rule=rule,
         acceptance_length=lengths[rule],
         notes=[SPEEDUP_NOT_MEASURED, "requests with min_p or logit_bias are refused under speculation"],
+    )
+
+
+def _plain(target: str) -> EngineConfig:
+    return EngineConfig(
+        engine="vLLM",
+        checked_against=CHECKED_AGAINST,
+        language="sh",
+        text=f"vllm serve {target}",
+        acceptance_rule="none",
+        acceptance_length=1.0,
+        notes=["vLLM does not draft with the first layers of a target; this is plain decoding"],
     )

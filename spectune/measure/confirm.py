@@ -13,8 +13,9 @@ import torch
 from spectune.decode import Round, speculative_rounds
 from spectune.drafting import Continuation, Drafter, Drafting
 from spectune.drafting.draft_model import DraftModel
+from spectune.drafting.layer_skip import first_layers
 from spectune.drafting.ngram import NgramDrafter
-from spectune.drafting_spec import ngram_bounds
+from spectune.drafting_spec import layer_count, ngram_bounds
 from spectune.errors import ConfigError, ProfileError
 from spectune.manifest import ModelRecord
 from spectune.measure import Progress
@@ -65,7 +66,7 @@ def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progres
         progress.say("fewer prompts than categories: the prediction is for the whole mix, the run for a part of it")
     target = _same_model(profile.manifest.target, profile, request, progress)
     specs = list(dict.fromkeys(trial.draft for trial in request.trials if trial.draft is not None))
-    drafts = {spec: _draft(spec, profile, request, progress) for spec in specs}
+    drafts = {spec: _draft(spec, target, profile, request, progress) for spec in specs}
     runs, continuations = _decode_all(target, drafts, prompts, profile, request, progress)
     confirmed = Confirmed(
         tape=tape_table(teacher_forced_rows(target, continuations, _categories(prompts))),
@@ -116,10 +117,12 @@ def _same_model(record: ModelRecord, profile: Profile, request: ConfirmRequest, 
     return model
 
 
-def _draft(spec: str, profile: Profile, request: ConfirmRequest, progress: Progress) -> Drafter:
-    bounds = ngram_bounds(spec)
+def _draft(spec: str, target: LanguageModel, profile: Profile, request: ConfirmRequest, progress: Progress) -> Drafter:
+    bounds, layers = ngram_bounds(spec), layer_count(spec)
     if bounds is not None:
         return NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
+    if layers is not None:
+        return DraftModel(first_layers(target, layers))
     record = next(draft.model for draft in profile.manifest.drafts if draft.spec == spec)
     assert record is not None, "a draft model has a record"
     return DraftModel(_same_model(record, profile, request, progress))

@@ -15,8 +15,9 @@ import spectune
 from spectune.costs import KNOWN_WITHIN, CostCells
 from spectune.drafting import Drafter
 from spectune.drafting.draft_model import DraftModel
+from spectune.drafting.layer_skip import first_layers
 from spectune.drafting.ngram import NgramDrafter
-from spectune.drafting_spec import DEFAULT_DRAFT, canonical_spec, ngram_bounds
+from spectune.drafting_spec import DEFAULT_DRAFT, canonical_spec, layer_count, ngram_bounds
 from spectune.errors import ConfigError
 from spectune.manifest import SCHEMA_VERSION, DraftRecord, Load, Notice
 from spectune.measure import Progress
@@ -192,17 +193,21 @@ def _open_drafts(
     drafts: dict[str, Drafter] = {}
     records: list[DraftRecord] = []
     for spec in specs:
-        bounds = ngram_bounds(spec)
+        bounds, layers = ngram_bounds(spec), layer_count(spec)
         if bounds is not None:
             drafts[spec] = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
             records.append(
                 DraftRecord(spec=spec, method="ngram", model=None, min_tokens=bounds[0], max_tokens=bounds[1])
             )
+            continue
+        if layers is not None:
+            model = first_layers(target, layers)
+            records.append(DraftRecord(spec=spec, method="layer_skip", model=model_record(model), layers=layers))
         else:
             model = _load(spec, target.device, request, progress)
             require_same_tokenizer(target, model)
-            drafts[spec] = DraftModel(model, target if request.overlap else None)
             records.append(DraftRecord(spec=spec, method="draft_model", model=model_record(model)))
+        drafts[spec] = DraftModel(model, target if request.overlap else None)
     return drafts, records
 
 
@@ -304,9 +309,7 @@ def _notices(
     request: ProfileRequest,
 ) -> list[Notice]:
     per_temperature = len(rows) // len(prepared.samplings)
-    found = [
-        Notice(code="workload", message=note, advice="split turns into prompts") for note in prepared.workload.notes
-    ]
+    found = [*prepared.workload.notices]
     if prepared.skipped:
         message = f"{prepared.skipped} prompts are longer than the context and were skipped"
         found.append(Notice(code="context", message=message, advice="use models with more positions"))
