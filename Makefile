@@ -11,7 +11,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 .PHONY: demo test bench check slow format docs clean
 
 demo: $(VENV)/.runs
-	$(BIN)/spectune profile --max-new-tokens 48 --budget-s 50 -o profiles/demo
+	$(BIN)/spectune profile --run profiles/demo.yaml
 	$(BIN)/spectune confirm profiles/demo --temperature 0 --chosen-only --prompts 12
 	@$(BIN)/spectune recommend profiles/demo; status=$$?; \
 	  test $$status -eq 0 -o $$status -eq 4 && \

@@ -109,7 +109,7 @@ def replayed(
     """Counts under an acceptance rule for each K, by default all; in chunks of rows so that memory stays small."""
     tape = profile.tape[profile.tape["temperature"] == temperature]
     max_k = profile.manifest.settings.max_k
-    lengths = tape["token_ids"].map(len).to_numpy()
+    lengths = tape["logprobs"].map(len).to_numpy()
     window = np.maximum(lengths - max_k, 0)
     ended = (tape["end"] != "cut").to_numpy()
     complete, clock = [], []
@@ -159,8 +159,7 @@ def _walk(
 
 def _draft_model_accepts(tape: pd.DataFrame, evidence: pd.DataFrame, rule: AcceptanceRule, max_k: int) -> Floats:
     if rule == "greedy_draft" or tape["temperature"].iloc[0] == 0.0:
-        greedy = _padded(evidence["argmax_token_ids"], -1) == _padded(tape["token_ids"], -2)
-        return shifted(greedy.astype(np.float64), max_k)
+        return shifted(_padded(evidence["argmax_hits"]), max_k)
     target, draft = _padded(tape["logprobs"]), _padded(evidence["draft_logprobs"], -np.inf)
     if rule == "exact_match":
         return shifted(accept_probabilities_exact_match(draft), max_k)
@@ -183,7 +182,7 @@ def whole_texts(
     Also [rows] the variance of a text's rounds, given the text.
     """
     mine = tape[tape["temperature"] == temperature]
-    lengths = np.minimum(mine["token_ids"].map(len).to_numpy(), limit_tokens)
+    lengths = np.minimum(mine["logprobs"].map(len).to_numpy(), limit_tokens)
     counted, variances, k = [], [], num_speculative_tokens
     for rows, walked in walks(profile, mine, acceptance, draft, OWN_RULE[draft.method], [k]):
         counted.append(count_rounds(walked, lengths[rows]))

@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 2
+from spectune.run import Run
+
+SCHEMA_VERSION = 3
 
 Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -118,7 +120,7 @@ class ConfirmationRecord(_Record):
 class Manifest(_Record):
     """profile.json."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     spectune_version: str
     created_at: str
     seed: int
@@ -130,4 +132,5 @@ class Manifest(_Record):
     counts: Counts
     warnings: list[Notice]
     tables: dict[str, Sha256]
+    run: Run
     confirmation: ConfirmationRecord | None = None

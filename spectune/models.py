@@ -180,16 +180,30 @@ def _loaded(folder: str, name: str, device: torch.device, dtype: str, trust: boo
         dtype=resolve_dtype(dtype, device, config.dtype),
         use_safetensors=True,
         trust_remote_code=trust,
+        **_placement(device),
     )
+    _refuse_offload(network, name)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     local = Path(folder)
     return wrap_model(
-        network.to(device),
+        network if _placement(device) else network.to(device),
         tokenizer=tokenizer,
         name=name,
         revision=getattr(config, "_commit_hash", None),
         digest=folder_digest(local) if local.is_dir() else None,
     )
+
+
+def _placement(device: torch.device) -> dict[str, Any]:
+    """Any CUDA device: the first that has room, and the next ones for what is left (accelerate's device_map)."""
+    return {"device_map": "sequential"} if device.type == "cuda" and device.index is None else {}
+
+
+def _refuse_offload(network: Any, name: str) -> None:
+    """Weights that wait in main memory or on disk would make every timing one of the bus."""
+    places = {str(place) for place in getattr(network, "hf_device_map", {}).values()}
+    if places & {"cpu", "disk"}:
+        raise DeviceError(f"{name} does not fit on the CUDA devices here", "use a smaller model, or more devices")
 
 
 def wrap_model(

@@ -33,8 +33,11 @@ TAPE_SCHEMA = pa.schema(
         pa.field("category", pa.string(), nullable=False),
         pa.field("temperature", pa.float64(), nullable=False),
         pa.field("end", pa.string(), nullable=False),  # eos, limit (the workload's) or cut (the tape's)
-        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("batch_rows", pa.int32()),  # texts decoded side by side with it; null where decoded elsewhere
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("prompt_nats", pa.float32()),  # surprise of the target at the prompt's last tokens, mean of each
+        pa.field("prompt_token_ids", pa.list_(pa.int32())),  # null in a profile without text, as are the next
+        pa.field("token_ids", pa.list_(pa.int32())),
         pa.field("logprobs", pa.list_(pa.float32()), nullable=False),  # nats, after the sampling transform
         pa.field("entropies", pa.list_(pa.float32()), nullable=False),  # nats, of the model's law at temperature 1
         pa.field("top1_probs", pa.list_(pa.float32()), nullable=False),  # of the model's law at temperature 1
@@ -45,7 +48,7 @@ ACCEPTANCE_SCHEMA = pa.schema(
         pa.field("draft", pa.string(), nullable=False),
         pa.field("continuation", pa.int32(), nullable=False),
         pa.field("draft_logprobs", pa.list_(pa.float32())),  # nats, after the sampling transform
-        pa.field("argmax_token_ids", pa.list_(pa.int32())),
+        pa.field("argmax_hits", pa.list_(pa.bool_())),  # the draft's likeliest token is the one written
         pa.field("ranks", pa.list_(pa.int32())),  # 1 = likeliest
         pa.field("overlaps", pa.list_(pa.float32())),  # Σ min(p, q)
         pa.field("proposed_tokens", pa.list_(pa.int16())),
@@ -68,7 +71,7 @@ HELD_OUT_SCHEMA = pa.schema(
     [
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("category", pa.string(), nullable=False),
-        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("prompt_token_ids", pa.list_(pa.int32())),  # null in a profile without text
     ]
 )
 RUNS_SCHEMA = pa.schema(
@@ -190,7 +193,7 @@ def _put_in_place(partial: Path, directory: Path) -> None:
 
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], schemas: Mapping[str, pa.Schema], folder: Path) -> dict[str, str]:
-    return {name: _write_table(tables[name], schema, folder / f"{name}.parquet") for name, schema in schemas.items()}
+    return {name: write_table(tables[name], schema, folder / f"{name}.parquet") for name, schema in schemas.items()}
 
 
 def _write_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
@@ -272,7 +275,8 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def _write_table(frame: pd.DataFrame, schema: pa.Schema, path: Path) -> str:
+def write_table(frame: pd.DataFrame, schema: pa.Schema, path: Path) -> str:
+    """Write a table as its schema has it; SHA-256 of the file."""
     table = pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
     pq.write_table(table.replace_schema_metadata(None), path, compression="zstd")
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -307,11 +311,11 @@ def _require_finite(table: pa.Table, path: Path) -> None:
 
 def _require_consistent(directory: Path, drafts: set[str], tape: pd.DataFrame, evidence: pd.DataFrame) -> None:
     """Every continuation has its evidence for every draft, of the same length."""
-    lengths = dict(zip(tape["continuation"], tape["token_ids"].map(len), strict=True))
+    lengths = dict(zip(tape["continuation"], tape["logprobs"].map(len), strict=True))
     expected = {(draft, continuation) for draft in drafts for continuation in lengths}
     if set(zip(evidence["draft"], evidence["continuation"], strict=True)) != expected or len(evidence) != len(expected):
         raise ProfileError(f"{directory}: tape and acceptance do not hold the same continuations", _AGAIN)
-    for name in ("draft_logprobs", "ranks", "proposed_tokens"):
+    for name in ("draft_logprobs", "argmax_hits", "proposed_tokens"):
         for continuation, values in zip(evidence["continuation"], evidence[name], strict=True):
             if values is not None and len(values) != lengths[continuation]:
                 raise ProfileError(f"{directory}: {name} of continuation {continuation} has another length", _AGAIN)

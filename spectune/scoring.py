@@ -10,6 +10,8 @@ from spectune.errors import ConfigError, DeviceError
 from spectune.kv_cache import new_cache
 from spectune.models import LanguageModel
 
+_CPU_ALLOCATOR = "DefaultCPUAllocator"  # names itself where memory runs out; its error has no type of its own
+
 
 class CachedSequence(Protocol):
     """One sequence and its cache."""
@@ -111,7 +113,7 @@ class out_of_memory_as_device_error:  # noqa: N801 - reads as a statement
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _CPU_ALLOCATOR in str(error):
             problem = f"{self._model.name} ran out of memory on {self._model.device}"
             raise DeviceError(problem, "use shorter prompts, a smaller model or another device") from error
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -34,6 +34,7 @@ class Prompt:
 
     category: str
     messages: tuple[Message, ...]
+    place: str = field(default="", compare=False)  # where it stands in its source
 
     @property
     def id(self) -> str:
@@ -95,6 +96,7 @@ class _Request:
 
     category: str
     messages: tuple[Message, ...]
+    place: str
     more_turns: bool  # the user asked again later, which is not used
     answered: bool  # the answer stands there too, which is not used either
 
@@ -106,7 +108,7 @@ def _workload(name: str, items: Sequence[Item]) -> Workload:
     asking = [request for request in requests if request.messages]
     if not asking:
         raise ConfigError(f"workload {name} has empty prompts only", "give prompts with text in them")
-    prompts = [Prompt(category=request.category, messages=request.messages) for request in asking]
+    prompts = [Prompt(category=request.category, messages=request.messages, place=request.place) for request in asking]
     different = tuple(dict.fromkeys(prompts))
     empty, repeated = len(requests) - len(asking), len(prompts) - len(different)
     return Workload(name=name, prompts=different, notices=_notices(asking, empty, repeated))
@@ -145,6 +147,7 @@ def _request(item: Any, where: str) -> _Request:
     unused = {message.role for message in said[len(asked) :]}
     return _Request(
         category=category,
+        place=where,
         messages=tuple(asked) if any(message.content.strip() for message in asked) else (),
         more_turns="user" in unused,
         answered="assistant" in unused,

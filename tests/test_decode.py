@@ -15,7 +15,7 @@ from spectune.drafting import Continuation, Drafter
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.ngram import NgramDrafter
 from spectune.errors import ConfigError
-from spectune.measure.tape import TapePrompt, TapeRow, continuations, record_tape
+from spectune.measure.tape import TapePrompt, TapeRow, continuations, record_tape, tape_table
 from spectune.models import LanguageModel
 from spectune.replay import Replay, accept_probabilities_rejection, replay, shifted
 from spectune.sampling import Sampling
@@ -343,7 +343,7 @@ def greedy_replay(drafter: Drafter, rows: list[Continuation], shift: int = 0) ->
     if isinstance(drafter, NgramDrafter):
         accept, made = ngram_accepts(evidence, MAX_K), evidence["proposed_tokens"].astype(int)
     else:
-        accept, made = shifted((evidence["argmax_token_ids"] == tokens).astype(float), MAX_K), None
+        accept, made = shifted(evidence["argmax_hits"].astype(float), MAX_K), None
     return replay(np.roll(accept, -shift, axis=0), np.full(len(rows), len(tokens)), made)
 
 
@@ -445,7 +445,9 @@ def test_counted_acceptance_length_of_a_draft_model_is_the_replayed_one(temperat
     drafter = DraftModel(draft)
     rows = sampled_tape(target, prompts, temperature, tokens)
     target_logprobs = np.stack([row.logprobs for row in rows], 1)
-    draft_logprobs = evidence_columns(drafter, continuations(rows), MAX_K)["draft_logprobs"]
+    draft_logprobs = evidence_columns(drafter, continuations(tape_table(rows), [rows[0].sampling]), MAX_K)[
+        "draft_logprobs"
+    ]
     counted_starts = np.full(len(rows), tokens - MAX_K)
 
     def accepts(ours: np.ndarray) -> np.ndarray:
@@ -467,7 +469,7 @@ def test_counted_acceptance_length_of_ngram_is_the_replayed_one(temperature):
     prompts, tokens = random_prompts(80, 6, seed=32), 120
     drafter = NgramDrafter(max_tokens=3)
     rows = sampled_tape(target, prompts, temperature, tokens)
-    evidence = evidence_columns(drafter, continuations(rows), MAX_K)
+    evidence = evidence_columns(drafter, continuations(tape_table(rows), [rows[0].sampling]), MAX_K)
     accept, made = ngram_accepts(evidence, MAX_K), evidence["proposed_tokens"].astype(int)
     counted_starts = np.full(len(rows), tokens - MAX_K)
     right = replay(accept, counted_starts, made)

@@ -33,10 +33,10 @@ def test_bursts_mislead_it_and_the_reader_is_told(tmp_path) -> None:
     profile = make_profile(tmp_path / "p", {0.0: 0.5}, prompts=80, max_k=8)
     rng = np.random.default_rng(4)
     evidence = profile.acceptance
-    for row, tokens in enumerate(profile.tape["token_ids"]):
+    for row in range(len(profile.tape)):
         easy = np.repeat(rng.random(4) < 0.4, 16)
         hit = rng.random(64) < np.where(easy, 0.98, 0.15)
-        evidence.at[row, "argmax_token_ids"] = np.where(hit, tokens, 60).astype(np.int32)
+        evidence.at[row, "argmax_hits"] = hit
     settings = fitted_settings(profile)
     (fit,) = fit_formula(settings)
     assert fit.verdict == "misleads"

@@ -123,3 +123,16 @@ def test_prompts_go_through_the_chat_template(tmp_path) -> None:
     assert prompt_token_ids(model, [Message(role="user", content="w0 w1")]) == [4, 5]
     with pytest.raises(ConfigError, match="no tokens"):
         prompt_token_ids(model, [Message(role="user", content=" ")])
+
+
+def test_what_does_not_fit_on_the_gpus_is_refused_not_offloaded() -> None:
+    from types import SimpleNamespace
+
+    from spectune.models import _placement, _refuse_offload
+
+    assert _placement(torch.device("cuda")) == {"device_map": "sequential"}
+    assert _placement(torch.device("cuda:1")) == _placement(torch.device("cpu")) == {}
+    _refuse_offload(SimpleNamespace(hf_device_map={"model": 0, "lm_head": 1}), "m")
+    _refuse_offload(SimpleNamespace(), "m")
+    with pytest.raises(DeviceError, match="m does not fit"):
+        _refuse_offload(SimpleNamespace(hf_device_map={"model": 0, "lm_head": "cpu"}), "m")

@@ -39,14 +39,16 @@ def test_a_profile_comes_back_as_it_was_written(saved) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda m: m.update(schema_version=3), "schema version 3"),
-        (lambda m: m.update(schema_version=1), "older spectune: schema version 1"),
+        (lambda m: m.update(schema_version=4), "schema version 4"),
+        (lambda m: m.update(schema_version=2), "older spectune: schema version 2"),
         (lambda m: m.update(schema_version=0), "schema_version"),
         (lambda m: m.update(extra=1), "extra"),
         (lambda m: m["settings"].update(max_k="4"), "settings.max_k"),
         (lambda m: m["settings"].update(top_p=float("nan")), "NaN"),
         (lambda m: m["settings"].update(top_p=float("inf")), "Infinity"),
         (lambda m: m["workload"].update(hash="abc"), "workload.hash"),
+        (lambda m: m["run"].update(max_q=1), "run.max_q"),
+        (lambda m: m["run"].update(max_k="many"), "run.max_k"),
         (lambda m: m.pop("target"), "target"),
         (lambda m: m["tables"].update(tape="0" * 64), "cut short or was changed"),
     ],

@@ -204,12 +204,12 @@ def test_repeating_rows_are_counted_by_temperature():
         TapeRow(prompt=PROMPTS[0], sampling=Sampling(temperature=temperature), token_ids=token_ids)
         for temperature, token_ids in [(0.0, [1] * 9), (0.0, [1] * 9), (0.0, [1]), (0.7, [2] * 3), (1.0, [3] * 20)]
     ]
-    assert repeating_rows(rows) == {"0": 2, "0.7": 0, "1": 1}
+    assert repeating_rows(tape_table(rows)) == {"0": 2, "0.7": 0, "1": 1}
 
 
 def test_continuations_and_table_hold_the_rows_in_order(tape):
-    seen = continuations(tape)
     table = tape_table(tape)
+    seen = continuations(table, SAMPLINGS)
     assert table["continuation"].tolist() == list(range(len(tape)))
     for row, one, (_, record_) in zip(tape, seen, table.iterrows(), strict=True):
         assert (one.prompt_id, one.prompt_token_ids) == (row.prompt.id, row.prompt.token_ids)

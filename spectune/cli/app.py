@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _interrupted() -> int:
-    return _fail("interrupted; nothing was written", "run the same command again", _INTERRUPTED)
+    return _fail("interrupted", "the same command again; a profile goes on from what is finished", _INTERRUPTED)
 
 
 def _fail(problem: str, remedy: str, exit_code: int) -> int:

@@ -43,6 +43,10 @@ def confirm(
         typer.Option(metavar="N", help="Length of each text, in tokens. Default and at most: as recorded."),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="S", help="Seed of every random choice.")] = 0,
+    workload: Annotated[
+        str | None,
+        typer.Option(metavar="W", help="Where the prompts of a profile without text are. Default: where they were."),
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
     ] = False,
@@ -76,6 +80,7 @@ def confirm(
         seed=seed,
         command=shlex.join(["spectune", *sys.argv[1:]]),
         trust_remote_code=trust_remote_code,
+        workload=workload,
     )
     with TerminalProgress() as progress:
         saved = confirm_profile(profile, request, progress)

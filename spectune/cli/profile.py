@@ -6,16 +6,31 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spectune.drafting_spec import DEFAULT_DRAFT
+from spectune.errors import ConfigError
+from spectune.run import Run, read_run
+
+if TYPE_CHECKING:
+    from spectune.measure.preparation import ProfileRequest
+
+
+_DEFAULTS = Run()
 
 
 def profile(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Directory to save the profile in.")],
+    context_of_call: typer.Context,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="DIR", help="Directory to save the profile in.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML file of these options; those given here come first.")
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(metavar="M", help="Target: hub id, local folder or .gguf. Default: the embedded SmolLM2-135M."),
@@ -34,17 +49,19 @@ def profile(
             help="Prompts: builtin; FILE or FILE:COLUMN (.jsonl, .json, .csv, .tsv, .txt, also .gz); - for stdin; "
             "hf:DATASET:SPLIT:COLUMN.",
         ),
-    ] = "builtin",
+    ] = _DEFAULTS.workload,
     temperature: Annotated[
         list[float] | None,
         typer.Option(
             metavar="T", help="Sampling temperature, 0 = greedy. Repeatable. Default: 0, 1 and the target's own."
         ),
     ] = None,
-    max_k: Annotated[int, typer.Option(metavar="K", help="Largest num_speculative_tokens, in tokens.")] = 8,
+    max_k: Annotated[
+        int, typer.Option(metavar="K", help="Largest num_speculative_tokens, in tokens.")
+    ] = _DEFAULTS.max_k,
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", help="Length of each recorded continuation, in tokens.")
-    ] = 64,
+    ] = _DEFAULTS.max_new_tokens,
     limit_tokens: Annotated[
         int | None,
         typer.Option(
@@ -61,49 +78,61 @@ def profile(
             metavar="L", help="Also measure costs at this context, in tokens. Repeatable. Always: the workload's own."
         ),
     ] = None,
-    budget_s: Annotated[float, typer.Option(metavar="S", help="Time for measuring costs, in seconds.")] = 60.0,
-    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1, …")] = "auto",
-    dtype: Annotated[str, typer.Option(metavar="T", help="auto, float32, bfloat16 or float16.")] = "auto",
-    seed: Annotated[int, typer.Option(metavar="S", help="Seed of every random choice.")] = 0,
+    budget_s: Annotated[
+        float, typer.Option(metavar="S", help="Time for measuring costs, in seconds.")
+    ] = _DEFAULTS.budget_s,
+    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1, …")] = _DEFAULTS.device,
+    dtype: Annotated[str, typer.Option(metavar="T", help="auto, float32, bfloat16 or float16.")] = _DEFAULTS.dtype,
+    seed: Annotated[int, typer.Option(metavar="S", help="Seed of every random choice.")] = _DEFAULTS.seed,
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Also record Σ min(p, q) for draft models; one more pass of the target.")
+    ] = False,
+    no_text: Annotated[
+        bool, typer.Option("--no-text", help="Save hashes, counts and evidence only: no prompts, no outputs.")
     ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure anew what stands at DIR, or was interrupted there.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log each step on stderr.")] = False,
 ) -> None:
-    """Measure target, drafts and machine on a workload, and save the evidence."""
+    """Measure target, drafts and machine on a workload, and save the evidence.
+
+    An interrupted run goes on with the same command.
+    """
+    from spectune.measure.preparation import ProfileRequest
+
+    asked = read_run(run, _given(context_of_call))
+    if asked.output is None:
+        raise ConfigError("there is no directory to save in", "give -o DIR, or output: DIR in the run file")
+    command = shlex.join(["spectune", *sys.argv[1:]])
+    _measure(ProfileRequest(run=asked, output=Path(asked.output), command=command, force=force), verbose)
+
+
+def _given(call: typer.Context) -> dict[str, Any]:
+    """The options that stand on the command line, under their names."""
+    names = {one.name for one in fields(Run)}
+    return {
+        name: value
+        for name, value in call.params.items()
+        if name in names and getattr(call.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
+
+
+def _measure(request: "ProfileRequest", verbose: bool) -> None:
     from spectune.cli.terminal import TerminalProgress, show_settings, show_warnings
     from spectune.costs import CostCells
     from spectune.fit import fit_settings
     from spectune.formula import fit_formula
-    from spectune.measure.pipeline import ProfileRequest, measure_profile
+    from spectune.measure.pipeline import measure_profile
 
-    request = ProfileRequest(
-        output=output,
-        command=shlex.join(["spectune", *sys.argv[1:]]),
-        target=target,
-        drafts=tuple(draft or ()),
-        workload=workload,
-        temperatures=tuple(temperature or ()),
-        max_k=max_k,
-        max_new_tokens=max_new_tokens,
-        limit_tokens=limit_tokens,
-        batches=tuple(batch or ()),
-        contexts=tuple(context or ()),
-        budget_s=budget_s,
-        device=device,
-        dtype=dtype,
-        seed=seed,
-        trust_remote_code=trust_remote_code,
-        overlap=overlap,
-    )
     with tempfile.TemporaryDirectory() as folder, TerminalProgress() as progress:
         run_log = Path(folder) / "run.log"
         with _logging_to(run_log, verbose):
             measured = measure_profile(request, progress, run_log)
-    console = progress.console
+    console, output = progress.console, request.output
     settings = fit_settings(measured, CostCells(measured.costs))
     console.print()
     show_settings(console, settings, fit_formula(settings))

@@ -38,7 +38,7 @@ class Evidence:
     """
 
     draft_logprobs: NDArray[np.float32] | None = None  # log q(x), after the sampling transform
-    argmax_token_ids: NDArray[np.int32] | None = None
+    argmax_hits: NDArray[np.bool_] | None = None  # whether x is the likeliest under q
     ranks: NDArray[np.int32] | None = None  # of x under q; 1 = likeliest
     overlaps: NDArray[np.float32] | None = None  # Σ min(p, q)
     proposed_tokens: NDArray[np.int16] | None = None  # proposed by a round that starts here

@@ -122,7 +122,7 @@ def _evidence(row: Continuation, draft_logits: Tensor, target_logits: Tensor | N
         overlaps = overlap.cpu().numpy().astype(np.float32)
     return Evidence(
         draft_logprobs=log_probabilities(law, written).cpu().numpy().astype(np.float32),
-        argmax_token_ids=draft_logits.argmax(-1).cpu().numpy().astype(np.int32),
+        argmax_hits=(draft_logits.argmax(-1) == written[:, 0]).cpu().numpy(),
         ranks=(1 + (draft_logits > own).sum(-1)).cpu().numpy().astype(np.int32),
         overlaps=overlaps,
     )

@@ -21,8 +21,8 @@ from spectune.manifest import ModelRecord
 from spectune.measure import Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.environment import environment
-from spectune.measure.tape import TapePrompt, tape_table, teacher_forced_rows
-from spectune.models import EMBEDDED, LanguageModel, load_model, resolve_device
+from spectune.measure.tape import TapePrompt, tape_table, teacher_forced_rows, without_text
+from spectune.models import EMBEDDED, LanguageModel, load_model, prompt_token_ids, resolve_device
 from spectune.profile import (
     RUNS_SCHEMA,
     Confirmed,
@@ -32,6 +32,7 @@ from spectune.profile import (
 )
 from spectune.sampling import Sampling
 from spectune.scoring import ModelScorer
+from spectune.workload import load_workload
 
 _TURN_TOKENS = 8  # what each run decodes before the next one's turn
 
@@ -56,20 +57,23 @@ class ConfirmRequest:
     seed: int
     command: str
     trust_remote_code: bool = False
+    workload: str | None = None  # where the prompts of a profile without text are read; by default where they were
 
 
 def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progress) -> Profile:
     """Decode, and add what was seen to the profile. Raises: SpectuneError; the profile is then as it was."""
     require_replaceable(request.directory)
-    prompts = _prompts(profile, request)
-    if len(prompts) < len(set(profile.held_out["category"])):
+    chosen = _chosen(profile, request)
+    if len(chosen) < len(set(profile.held_out["category"])):
         progress.say("fewer prompts than categories: the prediction is for the whole mix, the run for a part of it")
     target = _same_model(profile.manifest.target, profile, request, progress)
+    prompts = _prompts(chosen, target, request.workload or profile.manifest.run.workload)
     specs = list(dict.fromkeys(trial.draft for trial in request.trials if trial.draft is not None))
     drafts = {spec: _draft(spec, target, profile, request, progress) for spec in specs}
     runs, continuations = _decode_all(target, drafts, prompts, profile, request, progress)
+    tape = tape_table(teacher_forced_rows(target, continuations, _categories(prompts)))
     confirmed = Confirmed(
-        tape=tape_table(teacher_forced_rows(target, continuations, _categories(prompts))),
+        tape=without_text(tape) if profile.manifest.run.no_text else tape,
         acceptance=acceptance_table(drafts, continuations, profile.manifest.settings.max_k, progress),
         runs=pd.DataFrame.from_records(runs, columns=RUNS_SCHEMA.names),
     )
@@ -84,18 +88,34 @@ def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progres
     return save_confirmation(request.directory, record, confirmed)
 
 
-def _prompts(profile: Profile, request: ConfirmRequest) -> list[TapePrompt]:
-    """The first of each category in turn, so that few prompts still cover all of them."""
+def _chosen(profile: Profile, request: ConfirmRequest) -> pd.DataFrame:
+    """Held-out prompts, the first of each category in turn, so that few still cover all of them."""
     table = profile.held_out.copy()
     if table.empty:
         raise ConfigError("the profile holds no prompts back", "profile four or more prompts of a category")
     table["turn"] = table.groupby("category").cumcount()
-    chosen = table.sort_values("turn", kind="stable").head(request.prompts or len(table))
-    columns = (chosen[name] for name in ("prompt_id", "category", "prompt_token_ids"))
+    return table.sort_values("turn", kind="stable").head(request.prompts or len(table))
+
+
+def _prompts(chosen: pd.DataFrame, target: LanguageModel, workload: str) -> list[TapePrompt]:
+    """As the profile holds them; where it holds no text, as the workload does."""
+    columns = [chosen[name].tolist() for name in ("prompt_id", "category", "prompt_token_ids")]
+    if chosen["prompt_token_ids"].isna().any():
+        columns[2] = _read_again(columns[0], target, workload)
     return [
-        TapePrompt(id=prompt_id, category=category, token_ids=token_ids.tolist())
+        TapePrompt(id=prompt_id, category=category, token_ids=[int(token) for token in token_ids])
         for prompt_id, category, token_ids in zip(*columns, strict=True)
     ]
+
+
+def _read_again(prompt_ids: list[str], target: LanguageModel, workload: str) -> list[list[int]]:
+    """The prompts of a profile without text, found by their hashes. Raises: ConfigError where they are not there."""
+    written = {prompt.id: prompt for prompt in load_workload(workload).prompts}
+    missing = len(set(prompt_ids) - set(written))
+    if missing:
+        problem = f"the profile holds no text, and {missing} of its held-out prompts are not in {workload}"
+        raise ConfigError(problem, "give the prompts that were profiled with --workload")
+    return [prompt_token_ids(target, written[prompt_id].messages) for prompt_id in prompt_ids]
 
 
 def _categories(prompts: Sequence[TapePrompt]) -> dict[str, str]:

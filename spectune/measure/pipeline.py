@@ -1,114 +1,151 @@
 """`spectune profile` from end to end: workload, tape, acceptance, costs, profile."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import pandas as pd
-import torch
 
 import spectune
 from spectune.costs import KNOWN_WITHIN, CostCells
-from spectune.drafting import Drafter
-from spectune.drafting.draft_model import DraftModel
-from spectune.drafting.layer_skip import first_layers
-from spectune.drafting.ngram import NgramDrafter
-from spectune.drafting_spec import DEFAULT_DRAFT, canonical_spec, layer_count, ngram_bounds
-from spectune.errors import ConfigError
-from spectune.manifest import SCHEMA_VERSION, DraftRecord, Load, Notice
+from spectune.errors import ProfileError
+from spectune.manifest import SCHEMA_VERSION, Load, Manifest, Notice
 from spectune.measure import Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.cost import CostSettings, cost_table
 from spectune.measure.environment import environment, model_record
+from spectune.measure.preparation import Prepared, ProfileRequest, check_run, prepare
+from spectune.measure.shards import Shards
 from spectune.measure.tape import (
-    TapePrompt,
-    TapeRow,
+    batches,
     continuations,
     held_out_table,
     record_tape,
     repeating_rows,
     tape_table,
+    without_text,
 )
-from spectune.models import (
-    LanguageModel,
-    SamplingDefaults,
-    load_model,
-    prompt_token_ids,
-    require_same_tokenizer,
-    resolve_device,
-    sampling_defaults,
-)
-from spectune.profile import Profile, require_replaceable, save_profile
-from spectune.sampling import Sampling
-from spectune.workload import Prompt, Workload, load_workload
+from spectune.profile import COSTS_SCHEMA, TAPE_SCHEMA, Profile, load_profile, save_profile
+from spectune.run import Run, differences
 
 log = logging.getLogger("spectune")
 
 ENGINE = "spectune"
 _MANY_REPEATS = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRequest:
-    """What to profile; the defaults are the command line's."""
-
-    output: Path
-    command: str
-    target: str | None = None
-    drafts: Sequence[str] = field(default_factory=tuple)
-    workload: str = "builtin"
-    temperatures: Sequence[float] = field(default_factory=tuple)
-    max_k: int = 8
-    max_new_tokens: int = 64
-    limit_tokens: int | None = None
-    batches: Sequence[int] = field(default_factory=tuple)
-    contexts: Sequence[int] = field(default_factory=tuple)
-    budget_s: float = 60.0
-    device: str = "auto"
-    dtype: str = "auto"
-    seed: int = 0
-    trust_remote_code: bool = False
-    overlap: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prepared:
-    target: LanguageModel
-    drafts: dict[str, Drafter]
-    records: list[DraftRecord]
-    defaults: SamplingDefaults
-    samplings: list[Sampling]
-    workload: Workload
-    prompts: list[TapePrompt]
-    held_out: list[TapePrompt]
-    skipped: int
+_RANDOM_NATS = 7.0  # a token of the prompt, to the target; text that people write has 2 to 5
+_LASTING = ("hardware", "device", "threads", "dtype", "versions")
 
 
 def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path | None = None) -> Profile:
-    """Measure everything and save it. Raises: SpectuneError; nothing is left behind then."""
-    _check(request)
-    prepared = _prepare(request, progress)
+    """Measure everything and save it; what an interrupted run of equal settings finished is not done again.
+
+    A profile of equal settings is returned as it is, one of others stays. Raises: SpectuneError.
+    """
+    check_run(request)
+    there = None if request.force else _there(request)
+    with _timed("load"):
+        prepared = prepare(request.run, progress)
+    identity = _identity(request.run, prepared)
+    if there is not None:
+        return _unchanged(there, identity, request, progress)
+    shards = Shards(request.output, identity, request.force)
+    if shards.resumed:
+        progress.say("going on with what an interrupted run of these settings has finished")
     with _timed("record"):
-        rows = record_tape(
-            prepared.target, prepared.prompts, prepared.samplings, request.max_new_tokens, request.seed, progress
-        )
+        tape = _tape(request.run, prepared, shards, progress)
     with _timed("replay"):
-        acceptance = acceptance_table(prepared.drafts, continuations(rows), request.max_k, progress)
-    settings = _cost_settings(request, prepared, rows)
+        texts = continuations(tape, prepared.samplings)
+        acceptance = acceptance_table(prepared.drafts, texts, request.run.max_k, progress, shards)
+    settings = _cost_settings(request.run, prepared, tape)
     with _timed("costs"):
-        costs = cost_table(prepared.target, prepared.drafts, settings, progress)
-    manifest = _manifest(request, prepared, rows, settings, costs)
-    tables = {
-        "tape": tape_table(rows, request.max_new_tokens == request.limit_tokens),
-        "acceptance": acceptance,
-        "costs": costs,
-        "held_out": held_out_table(prepared.held_out),
+        costs = shards.kept(
+            "costs", COSTS_SCHEMA, lambda: cost_table(prepared.target, prepared.drafts, settings, progress)
+        )
+    manifest = _manifest(request, prepared, tape, settings, costs)
+    tables = {"tape": tape, "acceptance": acceptance, "costs": costs, "held_out": held_out_table(prepared.held_out)}
+    if request.run.no_text:
+        tables = {name: without_text(table) for name, table in tables.items()}
+    saved = save_profile(manifest, tables, request.output, run_log)
+    shards.discard()
+    return saved
+
+
+def _there(request: ProfileRequest) -> Profile | None:
+    """The profile that stands at the output. Raises: ProfileError where it is of other settings."""
+    if not (request.output / "profile.json").exists():
+        return None
+    try:
+        there = load_profile(request.output)
+    except ProfileError as error:
+        raise ProfileError(error.problem, "--force measures anew in its place; or choose another -o") from error
+    other = differences(there.manifest.run, request.run)
+    if other:
+        problem = f"{request.output} holds a profile of other settings: {', '.join(other)}"
+        raise ProfileError(problem, "--force measures anew in its place; or choose another -o")
+    return there
+
+
+def _unchanged(there: Profile, identity: Mapping[str, Any], request: ProfileRequest, progress: Progress) -> Profile:
+    before = _identity_of(there.manifest)
+    other = [name for name in identity if identity[name] != before[name]]
+    if other:
+        problem = f"{request.output} holds a profile of another {' and '.join(other)}"
+        raise ProfileError(problem, "--force measures anew in its place; or choose another -o")
+    progress.say(f"{request.output} is measured with these settings already; --force measures anew")
+    return there
+
+
+def _identity(run: Run, prepared: Prepared) -> dict[str, Any]:
+    """What must be equal for a tape to be the same, byte by byte."""
+    return {
+        "run": differences(Run(), run),
+        "spectune version": spectune.__version__,
+        "workload": prepared.workload.hash,
+        "target": model_record(prepared.target).model_dump(),
+        "draft": [record.model_dump() for record in prepared.records],
+        "machine": environment(prepared.target).model_dump(include=set(_LASTING)),
     }
-    return save_profile(manifest, tables, request.output, run_log)
+
+
+def _identity_of(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "run": differences(Run(), manifest.run),
+        "spectune version": manifest.spectune_version,
+        "workload": manifest.workload.hash,
+        "target": manifest.target.model_dump(),
+        "draft": [record.model_dump() for record in manifest.drafts],
+        "machine": manifest.environment.model_dump(include=set(_LASTING)),
+    }
+
+
+def _tape(run: Run, prepared: Prepared, shards: Shards, progress: Progress) -> pd.DataFrame:
+    """Recorded batch by batch, each a shard; in the order prompts × temperatures."""
+    copies, prompts = len(prepared.samplings), prepared.prompts
+    progress.start("record", len(prompts) * copies * run.max_new_tokens, "tokens")
+    limited = run.max_new_tokens == run.limit_tokens
+    parts = []
+    for number, chosen in enumerate(batches(prompts, copies)):
+        name = f"tape-{number:05d}"
+        if shards.has(name):
+            progress.advance(len(chosen) * copies * run.max_new_tokens)
+        rows = [index * copies + place for index in chosen for place in range(copies)]
+        mine = [prompts[index] for index in chosen]
+        parts.append(
+            shards.kept(
+                name,
+                TAPE_SCHEMA,
+                lambda mine=mine, rows=rows: tape_table(  # type: ignore[misc]
+                    record_tape(prepared.target, mine, prepared.samplings, run.max_new_tokens, run.seed, progress),
+                    limited,
+                    rows,
+                ),
+            )
+        )
+    return pd.concat(parts).sort_values("continuation", ignore_index=True)
 
 
 class _timed:  # noqa: N801 - reads as a statement
@@ -123,149 +160,39 @@ class _timed:  # noqa: N801 - reads as a statement
         log.info("%s took %.1f s", self._stage, perf_counter() - self._began)
 
 
-def _check(request: ProfileRequest) -> None:
-    if not 1 <= request.max_k <= 64:
-        raise ConfigError(f"--max-k is {request.max_k}", "give a whole number from 1 to 64")
-    if request.max_new_tokens <= request.max_k:
-        problem = f"--max-new-tokens {request.max_new_tokens} leaves no complete round at K = {request.max_k}"
-        raise ConfigError(problem, f"give more than --max-k, best at least {8 * request.max_k}")
-    if request.limit_tokens is not None and request.limit_tokens < request.max_new_tokens:
-        problem = f"--limit-tokens {request.limit_tokens} is below --max-new-tokens {request.max_new_tokens}"
-        raise ConfigError(problem, "requests end at the limit: record at most that many")
-    for name, values in (("--batch", request.batches), ("--context", request.contexts)):
-        if any(value < 1 for value in values):
-            raise ConfigError(f"{name} is {min(values)}", "give whole numbers of at least 1")
-    if any(context <= request.max_k for context in request.contexts):
-        raise ConfigError(f"--context {min(request.contexts)} is not above --max-k {request.max_k}", "give more tokens")
-    if not 0 < request.budget_s < float("inf"):
-        raise ConfigError(f"--budget-s is {request.budget_s}", "give a positive number of seconds")
-    if request.seed < 0:
-        raise ConfigError(f"--seed is {request.seed}", "give a whole number of at least 0")
-    for temperature in request.temperatures:
-        Sampling(temperature=temperature)
-    require_replaceable(request.output)
-
-
-def _prepare(request: ProfileRequest, progress: Progress) -> _Prepared:
-    workload = load_workload(request.workload)
-    specs = list(dict.fromkeys(canonical_spec(spec) for spec in request.drafts or [DEFAULT_DRAFT]))
-    device = resolve_device(request.device)
-    with _timed("load"):
-        target = _load(request.target, device, request, progress)
-        drafts, records = _open_drafts(specs, target, request, progress)
-    defaults = sampling_defaults(target)
-    chosen = request.temperatures or sorted({0.0, 1.0, *([defaults.temperature] if defaults.temperature else [])})
-    samplings = [
-        Sampling(temperature=temperature, top_p=defaults.top_p, top_k=defaults.top_k)
-        for temperature in dict.fromkeys(chosen)
-    ]
-    limit = min([target.max_positions, *(record.model.max_positions for record in records if record.model)])
-    if request.contexts and max(request.contexts) + request.max_k + 1 > limit:
-        raise ConfigError(f"--context {max(request.contexts)} does not fit the models' {limit} positions", "give less")
-    room = limit - request.max_new_tokens - request.max_k - 1
-    prompts = _fitting(workload.profiled, target, room)
-    if not prompts:
-        problem = f"no prompt fits the context: {max(room, 0)} tokens are left for it"
-        raise ConfigError(problem, "use shorter prompts, or models with more positions")
-    progress.say(_headline(target, workload, samplings, request, specs))
-    return _Prepared(
-        target=target,
-        drafts=drafts,
-        records=records,
-        defaults=defaults,
-        samplings=samplings,
-        workload=workload,
-        prompts=prompts,
-        held_out=_fitting(workload.held_out, target, room),
-        skipped=len(workload.profiled) - len(prompts),
-    )
-
-
-def _load(spec: str | None, device: torch.device, request: ProfileRequest, progress: Progress) -> LanguageModel:
-    return load_model(
-        spec, device=device, dtype=request.dtype, trust_remote_code=request.trust_remote_code, say=progress.say
-    )
-
-
-def _open_drafts(
-    specs: list[str], target: LanguageModel, request: ProfileRequest, progress: Progress
-) -> tuple[dict[str, Drafter], list[DraftRecord]]:
-    drafts: dict[str, Drafter] = {}
-    records: list[DraftRecord] = []
-    for spec in specs:
-        bounds, layers = ngram_bounds(spec), layer_count(spec)
-        if bounds is not None:
-            drafts[spec] = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
-            records.append(
-                DraftRecord(spec=spec, method="ngram", model=None, min_tokens=bounds[0], max_tokens=bounds[1])
-            )
-            continue
-        if layers is not None:
-            model = first_layers(target, layers)
-            records.append(DraftRecord(spec=spec, method="layer_skip", model=model_record(model), layers=layers))
-        else:
-            model = _load(spec, target.device, request, progress)
-            require_same_tokenizer(target, model)
-            records.append(DraftRecord(spec=spec, method="draft_model", model=model_record(model)))
-        drafts[spec] = DraftModel(model, target if request.overlap else None)
-    return drafts, records
-
-
-def _fitting(prompts: Sequence[Prompt], target: LanguageModel, room: int) -> list[TapePrompt]:
-    encoded = [
-        TapePrompt(id=prompt.id, category=prompt.category, token_ids=prompt_token_ids(target, prompt.messages))
-        for prompt in prompts
-    ]
-    return [prompt for prompt in encoded if len(prompt.token_ids) <= room]
-
-
-def _headline(
-    target: LanguageModel, workload: Workload, samplings: list[Sampling], request: ProfileRequest, specs: list[str]
-) -> str:
-    env = environment(target)
-    held_out, temperatures = len(workload.held_out), ", ".join(f"{s.temperature:g}" for s in samplings)
-    return (
-        f"spectune {spectune.__version__} · {env.device}, {env.threads} threads, {env.dtype} · {target.name}\n"
-        f"workload {workload.name}, {len(workload.prompts)} prompts in {len(workload.categories)} categories "
-        f"({held_out} held out) · T = {temperatures} · K up to {request.max_k}\n"
-        f"drafts {', '.join(specs)}{'' if request.drafts else ' (none given; n-gram needs no second model)'}"
-    )
-
-
-def _cost_settings(request: ProfileRequest, prepared: _Prepared, rows: list[TapeRow]) -> CostSettings:
+def _cost_settings(run: Run, prepared: Prepared, tape: pd.DataFrame) -> CostSettings:
     """Costs are taken on the recorded sequence of median length; the main context is a typical one of the tape."""
-    by_length = sorted(rows, key=lambda row: len(row.prompt.token_ids) + len(row.token_ids))
-    middle = by_length[len(by_length) // 2]
-    text = [*middle.prompt.token_ids, *middle.token_ids]
+    written = tape["token_ids"].map(len)
+    middle = tape.loc[(tape["prompt_tokens"] + written).sort_values(kind="stable").index[len(tape) // 2]]
+    text = [int(token) for token in (*middle["prompt_token_ids"], *middle["token_ids"])]
     # tokens that a step finds cached, on average over all steps of the tape
-    steps = sum(len(row.token_ids) for row in rows)
-    cached = sum(len(row.token_ids) * (len(row.prompt.token_ids) + len(row.token_ids) / 2) for row in rows) / steps
-    typical = max(round(cached), request.max_k + 1)
+    cached = float((written * (tape["prompt_tokens"] + written / 2)).sum() / written.sum())
+    typical = max(round(cached), run.max_k + 1)
     loads = [
         Load(batch=batch, context_tokens=context)
-        for batch in dict.fromkeys([1, *request.batches])
-        for context in dict.fromkeys([typical, *request.contexts])
+        for batch in dict.fromkeys([1, *run.batch])
+        for context in dict.fromkeys([typical, *run.context])
     ]
     return CostSettings(
         text_token_ids=text,
         loads=loads,
-        max_k=request.max_k,
+        max_k=run.max_k,
         samplings=prepared.samplings,
-        budget_s=request.budget_s,
-        seed=request.seed,
+        budget_s=run.budget_s,
+        seed=run.seed,
     )
 
 
 def _manifest(
-    request: ProfileRequest, prepared: _Prepared, rows: list[TapeRow], cost_settings: CostSettings, costs: pd.DataFrame
+    request: ProfileRequest, prepared: Prepared, tape: pd.DataFrame, cost_settings: CostSettings, costs: pd.DataFrame
 ) -> dict[str, Any]:
-    repeating = repeating_rows(rows)
-    workload = prepared.workload
+    repeating = repeating_rows(tape)
+    workload, run = prepared.workload, request.run
     return {
         "schema_version": SCHEMA_VERSION,
         "spectune_version": spectune.__version__,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": request.seed,
+        "seed": run.seed,
         "environment": environment(prepared.target).model_dump(),
         "workload": {
             "name": workload.name,
@@ -282,37 +209,35 @@ def _manifest(
             "default_temperature": prepared.defaults.temperature,
             "top_p": prepared.defaults.top_p,
             "top_k": prepared.defaults.top_k,
-            "max_k": request.max_k,
-            "max_new_tokens": request.max_new_tokens,
-            "limit_tokens": request.limit_tokens,
+            "max_k": run.max_k,
+            "max_new_tokens": run.max_new_tokens,
+            "limit_tokens": run.limit_tokens,
             "loads": [load.model_dump() for load in cost_settings.loads],
-            "budget_s": request.budget_s,
+            "budget_s": run.budget_s,
             "engine": ENGINE,
             "command": request.command,
         },
         "counts": {
-            "continuations": len(rows),
-            "tokens": sum(len(row.token_ids) for row in rows),
+            "continuations": len(tape),
+            "tokens": int(tape["logprobs"].map(len).sum()),
             "skipped_prompts": prepared.skipped,
-            "ended": sum(row.end == "eos" for row in rows),
+            "ended": int((tape["end"] == "eos").sum()),
             "repeating": repeating,
         },
-        "warnings": [notice.model_dump() for notice in _notices(prepared, rows, repeating, costs, request)],
+        "run": asdict(run),
+        "warnings": [notice.model_dump() for notice in _notices(prepared, tape, repeating, costs, run)],
     }
 
 
 def _notices(
-    prepared: _Prepared,
-    rows: list[TapeRow],
+    prepared: Prepared,
+    tape: pd.DataFrame,
     repeating: dict[str, int],
     costs: pd.DataFrame,
-    request: ProfileRequest,
+    run: Run,
 ) -> list[Notice]:
-    per_temperature = len(rows) // len(prepared.samplings)
-    found = [*prepared.workload.notices]
-    if prepared.skipped:
-        message = f"{prepared.skipped} prompts are longer than the context and were skipped"
-        found.append(Notice(code="context", message=message, advice="use models with more positions"))
+    per_temperature = len(tape) // len(prepared.samplings)
+    found = [*prepared.workload.notices, *prepared.notices, *_random_looking(tape), *_halved(tape, prepared)]
     for temperature, count in repeating.items():
         if count > _MANY_REPEATS * per_temperature:
             message = f"{count} of {per_temperature} continuations at T = {temperature} repeat an 8-gram"
@@ -325,9 +250,30 @@ def _notices(
         noisy = sum(one > KNOWN_WITHIN for one in cells.half_widths.values())
         which = f"{noisy} of {len(cells.half_widths)} timings are not known within ±{KNOWN_WITHIN:.0%}"
         message = f"{which}; the worst, {cell}, {known}"
-        advice = f"a longer --budget-s than {request.budget_s:g} settles it, on a quiet machine"
+        advice = f"a longer --budget-s than {run.budget_s:g} settles it, on a quiet machine"
         found.append(Notice(code="noise", message=message, advice=advice))
     for name, value in prepared.defaults.not_applied.items():
         message = f"the target's generation_config sets {name} = {value}, which was not applied"
         found.append(Notice(code="sampling", message=message, advice="engines that apply it sample from another law"))
     return found
+
+
+def _random_looking(tape: pd.DataFrame) -> list[Notice]:
+    """Prompts that the target itself finds as surprising as noise."""
+    prompts = tape.drop_duplicates("prompt_id")
+    count = int((prompts["prompt_nats"] > _RANDOM_NATS).sum())
+    if not count:
+        return []
+    message = f"{count} of {len(prompts)} prompts look random to the target: over {_RANDOM_NATS:g} nats a token"
+    return [Notice(code="random", message=message, advice="profile with text that your users send")]
+
+
+def _halved(tape: pd.DataFrame, prepared: Prepared) -> list[Notice]:
+    """Texts that were recorded in smaller batches than meant."""
+    copies = len(prepared.samplings)
+    meant = {index: len(chosen) * copies for chosen in batches(prepared.prompts, copies) for index in chosen}
+    count = int((tape["batch_rows"] < (tape["continuation"] // copies).map(meant)).sum())
+    if not count:
+        return []
+    message = f"memory ran out while recording; {count} texts were recorded in smaller batches"
+    return [Notice(code="memory", message=message, advice="a machine with more memory records faster")]

@@ -1,8 +1,8 @@
 """Record the target once: batched decoding of prompts × temperatures, with what replay needs of its law."""
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from spectune.drafting import Continuation
+from spectune.errors import DeviceError
 from spectune.kv_cache import new_cache
 from spectune.measure import Progress
 from spectune.models import LanguageModel
-from spectune.profile import HELD_OUT_SCHEMA
+from spectune.profile import HELD_OUT_SCHEMA, TAPE_SCHEMA
 from spectune.sampling import Sampling, log_probabilities, probabilities, sample, uniform_stream
 from spectune.scoring import (
     left_padded,
@@ -26,6 +27,8 @@ from spectune.scoring import (
 )
 
 REPEAT_TOKENS = 8
+ROWS_PER_BATCH = 64
+_SURPRISE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class TapeRow:
     prompt: TapePrompt
     sampling: Sampling
     end: str = "cut"
+    batch_rows: int | None = None
+    prompt_nats: float | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
@@ -57,23 +62,59 @@ def record_tape(
     max_new_tokens: int,
     seed: int,
     progress: Progress,
-    rows_per_batch: int = 64,
+    rows_per_batch: int = ROWS_PER_BATCH,
 ) -> list[TapeRow]:
     """Continuations of every prompt under every sampling, in the order prompts × samplings.
 
     Each prompt is read once and its cache shared by the temperatures. The uniform of a step depends on
     (seed, prompt, step) only, so a row does not depend on which rows it is batched with.
     """
-    progress.start("record", len(prompts) * len(samplings) * max_new_tokens, "tokens")
-    per_batch = max(1, rows_per_batch // len(samplings))
-    by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index].token_ids))
     found: dict[int, list[TapeRow]] = {}
-    for first in range(0, len(by_length), per_batch):
-        chosen = by_length[first : first + per_batch]
-        rows = _record_batch(model, [prompts[i] for i in chosen], samplings, max_new_tokens, seed, progress)
+    for chosen in batches(prompts, len(samplings), rows_per_batch):
+        rows = _record_halving(model, [prompts[i] for i in chosen], samplings, max_new_tokens, seed, progress)
         for place, index in enumerate(chosen):
             found[index] = rows[place * len(samplings) : (place + 1) * len(samplings)]
     return [row for index in range(len(prompts)) for row in found[index]]
+
+
+def batches(prompts: Sequence[TapePrompt], copies: int, rows_per_batch: int = ROWS_PER_BATCH) -> list[list[int]]:
+    """Indices of prompts that are recorded side by side, the longest first: a matter of their lengths only."""
+    per_batch = max(1, rows_per_batch // copies)
+    by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index].token_ids))
+    return [by_length[first : first + per_batch] for first in range(0, len(by_length), per_batch)]
+
+
+def _record_halving(
+    model: LanguageModel,
+    prompts: list[TapePrompt],
+    samplings: Sequence[Sampling],
+    max_new_tokens: int,
+    seed: int,
+    progress: Progress,
+) -> list[TapeRow]:
+    """Record side by side; where memory does not suffice, one half after the other."""
+    counted = _Counted(progress)
+    try:
+        return _record_batch(model, prompts, samplings, max_new_tokens, seed, counted)
+    except DeviceError:  # out of memory
+        if len(prompts) == 1:
+            raise
+    progress.advance(-counted.amount)
+    half = len(prompts) // 2
+    progress.say(f"out of memory: recording {half * len(samplings)} texts at once from here, not twice as many")
+    halves = (prompts[:half], prompts[half:])
+    return [row for part in halves for row in _record_halving(model, part, samplings, max_new_tokens, seed, progress)]
+
+
+class _Counted:
+    """Progress that knows how much was passed on, so that it can be taken back."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self.amount = progress, 0.0
+
+    def advance(self, amount: float) -> None:
+        self.amount += amount
+        self._progress.advance(amount)
 
 
 @torch.inference_mode()
@@ -83,11 +124,16 @@ def _record_batch(
     samplings: Sequence[Sampling],
     max_new_tokens: int,
     seed: int,
-    progress: Progress,
+    progress: _Counted,
 ) -> list[TapeRow]:
     with out_of_memory_as_device_error(model):
         batch = _Batch(model, prompts, len(samplings))
-        rows = [TapeRow(prompt=prompt, sampling=sampling) for prompt in prompts for sampling in samplings]
+        count = len(prompts) * len(samplings)
+        rows = [
+            TapeRow(prompt=prompt, sampling=sampling, batch_rows=count, prompt_nats=nats)
+            for prompt, nats in zip(prompts, batch.prompt_nats, strict=True)
+            for sampling in samplings
+        ]
         streams = {prompt.id: uniform_stream(seed, prompt.id, max_new_tokens) for prompt in prompts}
         ended: dict[int, str] = {}
         alive = list(range(len(rows)))
@@ -103,7 +149,7 @@ def _record_batch(
                 break
             batch.step(token_ids, going)
             alive = [alive[place] for place in going]
-    return [_with_end(row, ended.get(index, "cut")) for index, row in enumerate(rows)]
+    return [replace(row, end=ended.get(index, "cut")) for index, row in enumerate(rows)]
 
 
 class _Batch:
@@ -112,7 +158,8 @@ class _Batch:
     def __init__(self, model: LanguageModel, prompts: list[TapePrompt], copies: int) -> None:
         self._model = model
         _, mask = left_padded([prompt.token_ids for prompt in prompts], model.device)
-        singles, logits = zip(*(_read_prompt(model, prompt.token_ids) for prompt in prompts), strict=True)
+        singles, logits, nats = zip(*(_read_prompt(model, prompt.token_ids) for prompt in prompts), strict=True)
+        self.prompt_nats: tuple[float | None, ...] = nats
         self._cache = _joined(singles, mask.shape[1])
         self._cache.batch_repeat_interleave(copies)
         self._mask = mask.repeat_interleave(copies, 0)
@@ -136,12 +183,20 @@ class _Batch:
         self.logits = output.logits[:, -1, : self._model.vocab_size]
 
 
-def _read_prompt(model: LanguageModel, token_ids: list[int]) -> tuple[Cache, Tensor]:
-    """A prompt's cache and its last logits, [1, vocab]; read alone, so that no padding is computed."""
-    cache = new_cache()
+def _read_prompt(model: LanguageModel, token_ids: list[int]) -> tuple[Cache, Tensor, float | None]:
+    """A prompt's cache, its last logits, [1, vocab], and how surprising its last tokens are, in nats a token.
+
+    Read alone, so that no padding is computed.
+    """
+    cache, judged = new_cache(), min(len(token_ids) - 1, _SURPRISE_TOKENS)
     ids = torch.tensor([token_ids], device=model.device)
-    output = model.network(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
-    return cache, output.logits[:, -1, : model.vocab_size]
+    output = model.network(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=judged + 1)
+    logits = output.logits[0, :, : model.vocab_size]
+    if judged < 1:
+        return cache, logits[-1:], None
+    given = ids[0, -judged:, None].clamp(max=model.vocab_size - 1)
+    nats = -logits[:-1].double().log_softmax(-1).gather(-1, given).mean()
+    return cache, logits[-1:], float(nats) if bool(nats.isfinite()) else None
 
 
 def _joined(caches: Sequence[Cache], longest: int) -> Cache:
@@ -213,18 +268,6 @@ def _spread_of_law(logits: Tensor) -> tuple[Tensor, Tensor]:
     return -(plain.exp() * plain).sum(-1), plain.amax(-1).exp()
 
 
-def _with_end(row: TapeRow, end: str) -> TapeRow:
-    return TapeRow(
-        prompt=row.prompt,
-        sampling=row.sampling,
-        end=end,
-        token_ids=row.token_ids,
-        logprobs=row.logprobs,
-        entropies=row.entropies,
-        top1_probs=row.top1_probs,
-    )
-
-
 def repeats_itself(token_ids: Sequence[int]) -> bool:
     """Whether some run of 8 tokens occurs twice: such text flatters n-gram drafts."""
     seen: set[tuple[int, ...]] = set()
@@ -238,27 +281,25 @@ def repeats_itself(token_ids: Sequence[int]) -> bool:
     return False
 
 
-def repeating_rows(rows: Sequence[TapeRow]) -> dict[str, int]:
+def repeating_rows(tape: pd.DataFrame) -> dict[str, int]:
     """Continuations that repeat an 8-gram of their own, by temperature."""
-    temperatures: Collection[float] = dict.fromkeys(row.sampling.temperature for row in rows)
-    return {
-        f"{temperature:g}": sum(
-            repeats_itself(row.token_ids) for row in rows if row.sampling.temperature == temperature
-        )
-        for temperature in temperatures
-    }
+    repeating = tape["token_ids"].map(lambda token_ids: repeats_itself(list(token_ids)))
+    counts = repeating.groupby(tape["temperature"], sort=False).sum()
+    return {f"{temperature:g}": int(count) for temperature, count in counts.items()}
 
 
-def continuations(rows: Sequence[TapeRow]) -> list[Continuation]:
+def continuations(tape: pd.DataFrame, samplings: Sequence[Sampling]) -> list[Continuation]:
     """The tape as drafts see it."""
+    by_temperature = {sampling.temperature: sampling for sampling in samplings}
+    columns = (tape[name].tolist() for name in ("prompt_id", "temperature", "prompt_token_ids", "token_ids"))
     return [
         Continuation(
-            prompt_id=row.prompt.id,
-            prompt_token_ids=row.prompt.token_ids,
-            token_ids=row.token_ids,
-            sampling=row.sampling,
+            prompt_id=prompt_id,
+            prompt_token_ids=[int(token) for token in prompt],
+            token_ids=[int(token) for token in written],
+            sampling=by_temperature[temperature],
         )
-        for row in rows
+        for prompt_id, temperature, prompt, written in zip(*columns, strict=True)
     ]
 
 
@@ -271,8 +312,11 @@ def held_out_table(prompts: Sequence[TapePrompt]) -> pd.DataFrame:
     return pd.DataFrame.from_records(records, columns=HELD_OUT_SCHEMA.names)
 
 
-def tape_table(rows: Sequence[TapeRow], limited: bool = False) -> pd.DataFrame:
-    """The tape as profile.TAPE_SCHEMA has it; `limited`: the workload's own requests end where recording did."""
+def tape_table(rows: Sequence[TapeRow], limited: bool = False, numbers: Sequence[int] | None = None) -> pd.DataFrame:
+    """The tape as profile.TAPE_SCHEMA has it; `limited`: the workload's own requests end where recording did.
+
+    `numbers` are the rows' places in the whole tape, where these are a part of it.
+    """
     records: list[dict[str, Any]] = [
         {
             "continuation": index,
@@ -280,12 +324,22 @@ def tape_table(rows: Sequence[TapeRow], limited: bool = False) -> pd.DataFrame:
             "category": row.prompt.category,
             "temperature": row.sampling.temperature,
             "end": "limit" if limited and row.end == "cut" else row.end,
+            "batch_rows": row.batch_rows,
+            "prompt_tokens": len(row.prompt.token_ids),
+            "prompt_nats": row.prompt_nats,
             "prompt_token_ids": row.prompt.token_ids,
             "token_ids": row.token_ids,
             "logprobs": np.array(row.logprobs, np.float32),
             "entropies": np.array(row.entropies, np.float32),
             "top1_probs": np.array(row.top1_probs, np.float32),
         }
-        for index, row in enumerate(rows)
+        for index, row in zip(numbers if numbers is not None else range(len(rows)), rows, strict=True)
     ]
-    return pd.DataFrame.from_records(records)
+    frame = pd.DataFrame.from_records(records, columns=TAPE_SCHEMA.names)
+    return frame.astype({"batch_rows": "Int32"})
+
+
+def without_text(table: pd.DataFrame) -> pd.DataFrame:
+    """A tape or held-out table that keeps hashes, counts and evidence only."""
+    columns = [name for name in ("prompt_token_ids", "token_ids") if name in table]
+    return table.assign(**dict.fromkeys(columns, None))

@@ -1,0 +1,184 @@
+"""Everything loaded and checked before anything is measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import spectune
+from spectune.drafting import Drafter
+from spectune.drafting.draft_model import DraftModel
+from spectune.drafting.layer_skip import first_layers
+from spectune.drafting.ngram import NgramDrafter
+from spectune.drafting_spec import DEFAULT_DRAFT, canonical_spec, layer_count, ngram_bounds
+from spectune.errors import ConfigError
+from spectune.manifest import DraftRecord, Notice
+from spectune.measure import Progress
+from spectune.measure.environment import environment, model_record
+from spectune.measure.tape import TapePrompt
+from spectune.models import (
+    LanguageModel,
+    SamplingDefaults,
+    load_model,
+    prompt_token_ids,
+    require_same_tokenizer,
+    resolve_device,
+    sampling_defaults,
+)
+from spectune.profile import require_replaceable
+from spectune.run import Run
+from spectune.sampling import Sampling
+from spectune.workload import Prompt, Workload, load_workload
+
+_NAMED_PROMPTS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """What to profile, where to save it, and whether another profile there may go."""
+
+    run: Run
+    output: Path
+    command: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Models in memory, prompts as tokens."""
+
+    target: LanguageModel
+    drafts: dict[str, Drafter]
+    records: list[DraftRecord]
+    defaults: SamplingDefaults
+    samplings: list[Sampling]
+    workload: Workload
+    prompts: list[TapePrompt]
+    held_out: list[TapePrompt]
+    notices: list[Notice]
+    skipped: int
+
+
+def check_run(request: ProfileRequest) -> None:
+    """Refuse what makes no sense before anything loads. Raises: ConfigError; ProfileError."""
+    run = request.run
+    if not 1 <= run.max_k <= 64:
+        raise ConfigError(f"--max-k is {run.max_k}", "give a whole number from 1 to 64")
+    if run.max_new_tokens <= run.max_k:
+        problem = f"--max-new-tokens {run.max_new_tokens} leaves no complete round at K = {run.max_k}"
+        raise ConfigError(problem, f"give more than --max-k, best at least {8 * run.max_k}")
+    if run.limit_tokens is not None and run.limit_tokens < run.max_new_tokens:
+        problem = f"--limit-tokens {run.limit_tokens} is below --max-new-tokens {run.max_new_tokens}"
+        raise ConfigError(problem, "requests end at the limit: record at most that many")
+    for name, values in (("--batch", run.batch), ("--context", run.context)):
+        if any(value < 1 for value in values):
+            raise ConfigError(f"{name} is {min(values)}", "give whole numbers of at least 1")
+    if any(context <= run.max_k for context in run.context):
+        raise ConfigError(f"--context {min(run.context)} is not above --max-k {run.max_k}", "give more tokens")
+    if not 0 < run.budget_s < float("inf"):
+        raise ConfigError(f"--budget-s is {run.budget_s}", "give a positive number of seconds")
+    if run.seed < 0:
+        raise ConfigError(f"--seed is {run.seed}", "give a whole number of at least 0")
+    for temperature in run.temperature:
+        Sampling(temperature=temperature)
+    require_replaceable(request.output)
+
+
+def prepare(run: Run, progress: Progress) -> Prepared:
+    """Load the models, read the workload, say what will be measured. Raises: SpectuneError."""
+    workload = load_workload(run.workload)
+    specs = list(dict.fromkeys(canonical_spec(spec) for spec in run.draft or [DEFAULT_DRAFT]))
+    device = resolve_device(run.device)
+    target = _load(run.target, device, run, progress)
+    drafts, records = _open_drafts(specs, target, run, progress)
+    defaults = sampling_defaults(target)
+    chosen = run.temperature or sorted({0.0, 1.0, *([defaults.temperature] if defaults.temperature else [])})
+    samplings = [
+        Sampling(temperature=temperature, top_p=defaults.top_p, top_k=defaults.top_k)
+        for temperature in dict.fromkeys(chosen)
+    ]
+    limit = min([target.max_positions, *(record.model.max_positions for record in records if record.model)])
+    if run.context and max(run.context) + run.max_k + 1 > limit:
+        raise ConfigError(f"--context {max(run.context)} does not fit the models' {limit} positions", "give less")
+    room = limit - run.max_new_tokens - run.max_k - 1
+    prompts, too_long = _fitting(workload.profiled, target, room)
+    held_out, held_out_too_long = _fitting(workload.held_out, target, room)
+    if not prompts:
+        problem = f"no prompt fits the context: {max(room, 0)} tokens are left for it"
+        raise ConfigError(problem, "use shorter prompts, or models with more positions")
+    progress.say(_headline(target, workload, samplings, run, specs))
+    return Prepared(
+        target=target,
+        drafts=drafts,
+        records=records,
+        defaults=defaults,
+        samplings=samplings,
+        workload=workload,
+        prompts=prompts,
+        held_out=held_out,
+        notices=_too_long([*too_long, *held_out_too_long], room),
+        skipped=len(too_long) + len(held_out_too_long),
+    )
+
+
+def _load(spec: str | None, device: torch.device, run: Run, progress: Progress) -> LanguageModel:
+    return load_model(spec, device=device, dtype=run.dtype, trust_remote_code=run.trust_remote_code, say=progress.say)
+
+
+def _open_drafts(
+    specs: list[str], target: LanguageModel, run: Run, progress: Progress
+) -> tuple[dict[str, Drafter], list[DraftRecord]]:
+    drafts: dict[str, Drafter] = {}
+    records: list[DraftRecord] = []
+    for spec in specs:
+        bounds, layers = ngram_bounds(spec), layer_count(spec)
+        if bounds is not None:
+            drafts[spec] = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
+            records.append(
+                DraftRecord(spec=spec, method="ngram", model=None, min_tokens=bounds[0], max_tokens=bounds[1])
+            )
+            continue
+        if layers is not None:
+            model = first_layers(target, layers)
+            records.append(DraftRecord(spec=spec, method="layer_skip", model=model_record(model), layers=layers))
+        else:
+            model = _load(spec, target.device, run, progress)
+            require_same_tokenizer(target, model)
+            records.append(DraftRecord(spec=spec, method="draft_model", model=model_record(model)))
+        drafts[spec] = DraftModel(model, target if run.overlap else None)
+    return drafts, records
+
+
+def _fitting(
+    prompts: Sequence[Prompt], target: LanguageModel, room: int
+) -> tuple[list[TapePrompt], list[tuple[str, int]]]:
+    """Prompts as tokens, and where those stand that are too long, with their tokens."""
+    fitting, too_long = [], []
+    for prompt in prompts:
+        token_ids = prompt_token_ids(target, prompt.messages)
+        if len(token_ids) <= room:
+            fitting.append(TapePrompt(id=prompt.id, category=prompt.category, token_ids=token_ids))
+        else:
+            too_long.append((prompt.place, len(token_ids)))
+    return fitting, too_long
+
+
+def _too_long(places: Sequence[tuple[str, int]], room: int) -> list[Notice]:
+    if not places:
+        return []
+    named = ", ".join(f"{place} ({tokens:,})" for place, tokens in places[:_NAMED_PROMPTS])
+    more = f" and {len(places) - _NAMED_PROMPTS} more" if len(places) > _NAMED_PROMPTS else ""
+    message = f"{len(places)} prompts are longer than the {room:,} tokens that fit and were skipped: {named}{more}"
+    return [Notice(code="context", message=message, advice="use models with more positions, or shorter prompts")]
+
+
+def _headline(target: LanguageModel, workload: Workload, samplings: list[Sampling], run: Run, specs: list[str]) -> str:
+    env = environment(target)
+    held_out, temperatures = len(workload.held_out), ", ".join(f"{s.temperature:g}" for s in samplings)
+    return (
+        f"spectune {spectune.__version__} · {env.device}, {env.threads} threads, {env.dtype} · {target.name}\n"
+        f"workload {workload.name}, {len(workload.prompts)} prompts in {len(workload.categories)} categories "
+        f"({held_out} held out) · T = {temperatures} · K up to {run.max_k}\n"
+        f"drafts {', '.join(specs)}{'' if run.draft else ' (none given; n-gram needs no second model)'}"
+    )

@@ -1,0 +1,81 @@
+"""Finished parts of a long run, kept beside the profile-to-be, so that an interrupted run goes on where it stopped."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spectune.errors import ProfileError
+from spectune.profile import write_table
+
+_MARKER = "run.json"
+
+
+class Shards:
+    """A folder of tables, each written whole under a temporary name and never again; it appears with the first."""
+
+    def __init__(self, output: Path, identity: Mapping[str, Any], force: bool = False) -> None:
+        """Beside `output`. What a run of another identity left there is discarded by `force` only.
+
+        Raises: ProfileError where it stands, or where nothing can be written.
+        """
+        output = output.resolve()
+        self._identity = identity
+        self._folder = output.with_name(f".{output.name}.unfinished")
+        left = None if force else self._left()
+        self.resumed = left is not None
+        if left is not None and left != identity:
+            other = ", ".join(name for name in identity if left.get(name) != identity[name])
+            problem = f"an unfinished run stands beside {output}, of another {other}"
+            raise ProfileError(problem, "--force discards it; or choose another -o")
+        if left is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kept(self, name: str, schema: pa.Schema, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """The table of that name as it is read from the folder: made now, unless an earlier run made it."""
+        path = self._folder / f"{name}.parquet"
+        if not path.is_file():
+            frame = make()
+            try:
+                self._open()
+                self._write(path.name, lambda partial: write_table(frame, schema, partial))
+            except OSError as error:
+                raise _cannot_write(path, error) from error
+        table: pd.DataFrame = pq.read_table(path).to_pandas()
+        return table
+
+    def has(self, name: str) -> bool:
+        """Whether that table is there."""
+        return (self._folder / f"{name}.parquet").is_file()
+
+    def discard(self) -> None:
+        """Nothing is left to go on with."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _left(self) -> dict[str, Any] | None:
+        try:
+            left = json.loads((self._folder / _MARKER).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return left if isinstance(left, dict) else None
+
+    def _open(self) -> None:
+        if not (self._folder / _MARKER).is_file():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write(_MARKER, lambda path: path.write_text(json.dumps(self._identity), "utf-8"))
+
+    def _write(self, name: str, write: Callable[[Path], object]) -> None:
+        partial = self._folder / f".{name}.{os.getpid()}"
+        write(partial)
+        os.replace(partial, self._folder / name)
+
+
+def _cannot_write(path: Path, error: OSError) -> ProfileError:
+    reason = (error.strerror or str(error)).lower()
+    return ProfileError(f"{path} cannot be written: {reason}", "choose another directory with -o")

@@ -1,0 +1,100 @@
+"""What `spectune profile` is asked for, every option of it as a value: from the command line, or a run file."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from spectune.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The options of `spectune profile` under their own names, with their defaults; also the keys of a run file."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    target: str | None = None
+    draft: list[str] = field(default_factory=list)
+    workload: str = "builtin"
+    temperature: list[float] = field(default_factory=list)
+    max_k: int = 8
+    max_new_tokens: int = 64
+    limit_tokens: int | None = None
+    batch: list[int] = field(default_factory=list)
+    context: list[int] = field(default_factory=list)
+    budget_s: float = 60.0
+    device: str = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+    overlap: bool = False
+    no_text: bool = False
+    trust_remote_code: bool = False
+    output: str | None = None
+
+
+def read_run(path: Path | None, options: Mapping[str, Any]) -> Run:
+    """The run of a file, with the options that were given in its stead. Raises: ConfigError naming key and remedy."""
+    return _checked({**(_run_file(path) if path else {}), **options}, path)
+
+
+def differences(one: Run, other: Run) -> list[str]:
+    """What two runs would measure differently, as `name (ours, theirs)`; where to save is no difference."""
+    ours, theirs = asdict(one), asdict(other)
+    return [
+        f"{name} ({_shown(ours[name])}, now {_shown(theirs[name])})"
+        for name in ours
+        if ours[name] != theirs[name] and name not in ("output", "trust_remote_code")
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "default"
+    return "default" if value is None else str(value)
+
+
+def _run_file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        value = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"run file {path} cannot be read: {reason}", "give a YAML file") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"run file {path} is not YAML: {reason}", "write lines such as max_k: 8") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"run file {path} holds no keys", "write lines such as max_k: 8")
+    return {_known(str(key).replace("-", "_"), path): _listed(str(key), item) for key, item in value.items()}
+
+
+def _known(key: str, path: Path) -> str:
+    names = [one.name for one in fields(Run)]
+    if key not in names:
+        near = difflib.get_close_matches(key, names, n=1)
+        raise ConfigError(
+            f"run file {path} has an unknown key {key!r}",
+            f"did you mean {near[0]}?" if near else f"known keys: {', '.join(names)}",
+        )
+    return key
+
+
+def _listed(key: str, value: Any) -> Any:
+    """One value where several may stand is a list of it."""
+    several = key in ("draft", "temperature", "batch", "context")
+    return [value] if several and not isinstance(value, list) else value
+
+
+def _checked(values: Mapping[str, Any], path: Path | None) -> Run:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Run).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        where = f"run file {path}: {key}" if path else key
+        raise ConfigError(f"{where}: {first['msg'].lower()}", "see spectune profile --help") from error
