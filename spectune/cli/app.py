@@ -10,6 +10,7 @@ import spectune
 from spectune.cli.confirm import confirm
 from spectune.cli.profile import profile
 from spectune.cli.recommend import recommend
+from spectune.cli.show import show
 from spectune.cli.what_if import what_if
 from spectune.errors import SpectuneError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(profile)
 app.command()(recommend)
 app.command()(confirm)
+app.command()(show)
 app.command("what-if")(what_if)
 
 

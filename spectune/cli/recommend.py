@@ -37,11 +37,16 @@ def recommend(
     from spectune.engines import transformers, vllm
     from spectune.plan import recommend as decide
     from spectune.profile import load_profile
+    from spectune.report.figures import figures
     from spectune.report.skill import skill_markdown
 
     decided = decide(load_profile(directory), temperature)
     configs = [vllm.config(decided), transformers.config(decided)]
-    write_whole(output, skill_markdown(decided, configs))
+    drawn = {name: (f"{output.stem}-{name}.svg", svg) for name, svg in figures(decided).items()}
+    skill = skill_markdown(decided, configs, {name: file for name, (file, _) in drawn.items()})
+    for file, svg in drawn.values():
+        write_whole(output.with_name(file), svg)
+    write_whole(output, skill)
     if as_json:
         print(json.dumps(recommendation_object(decided, configs), indent=2, ensure_ascii=False, allow_nan=False))
     else:

@@ -1,6 +1,7 @@
 """The skill file: an agent skill in Markdown that an engineer can act on. Every number is the recommendation's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import quote
 
 import yaml
 
@@ -13,8 +14,10 @@ from spectune.stats import Interval
 _CANDIDATES_SHOWN = 24
 
 
-def skill_markdown(recommendation: Recommendation, configs: Sequence[EngineConfig]) -> str:
-    """The whole file: verdict, settings and configs first, evidence after."""
+def skill_markdown(
+    recommendation: Recommendation, configs: Sequence[EngineConfig], pictures: Mapping[str, str] | None = None
+) -> str:
+    """The whole file: verdict, settings and configs first, evidence after; `pictures` are files beside it, by name."""
     sections = [
         _front_matter(recommendation),
         f"# Speculative tuning: {recommendation.applies_to.target}",
@@ -27,6 +30,7 @@ def skill_markdown(recommendation: Recommendation, configs: Sequence[EngineConfi
         _categories(recommendation.by_category),
         *([_loads(recommendation.by_load)] if len(recommendation.by_load) > 1 else []),
         _candidates(recommendation),
+        *_pictures(pictures or {}),
         *([_confirmed(recommendation.confirmation)] if recommendation.confirmation else []),
         _how_sure(recommendation),
         _applies_to(recommendation),
@@ -218,6 +222,15 @@ def _candidates(recommendation: Recommendation) -> str:
     note = f"The fastest {len(shown)} of {count}. " if len(shown) < count else ""
     note += "Each with its own interval, which does not allow for the best having been chosen."
     return f"## What was tried\n\n{note}\n\n{_table(header, map(_candidate, shown))}"
+
+
+def _pictures(pictures: Mapping[str, str]) -> list[str]:
+    texts = {
+        "speedup": "Speed-up against K, with intervals and what was measured",
+        "acceptance": "Acceptance by position in the round",
+        "round": "What a round's time goes into",
+    }
+    return [f"![{texts[name]}]({quote(file)})" for name, file in pictures.items()]
 
 
 def _candidate(candidate: Candidate) -> tuple[str, ...]:

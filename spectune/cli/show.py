@@ -1,0 +1,113 @@
+"""`spectune show`: the pictures of a profile, in the terminal."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from spectune.recommendation import Candidate, Recommendation
+    from spectune.stats import Interval
+
+_LABEL = 14  # columns before a bar: K and its figure
+_NARROWEST = 10
+
+
+def show(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a profile.")],
+    temperature: Annotated[
+        float | None,
+        typer.Option(metavar="T", help="Temperature to show. Default: the target's own, else the lowest."),
+    ] = None,
+) -> None:
+    """Draw speed-up against K, acceptance by position and the time of a round, as text."""
+    from rich.console import Console
+
+    from spectune.plan import recommend
+    from spectune.profile import load_profile
+    from spectune.report.figures import by_draft
+
+    answer = recommend(load_profile(directory), temperature)
+    console = Console(highlight=False, markup=False)
+    width = max(console.width - _LABEL, _NARROWEST)
+    drafts = by_draft(answer)
+    for title, lines in (
+        (f"speed-up at T = {answer.temperature:g}, 95% intervals; │ is plain decoding", _speedups(answer, width)),
+        ("acceptance by position", [line for series in drafts.values() for line in _acceptances(series, width)]),
+        (f"a round of {answer.best_candidate.draft} in ms: █ verify ▒ draft ░ overhead", _rounds(answer, width)),
+    ):
+        console.print(title, style="bold")
+        for line in lines:
+            console.print(line, soft_wrap=True)
+        console.print()
+
+
+def _speedups(answer: "Recommendation", width: int) -> list[str]:
+    from spectune.confirmation import measured_interval
+    from spectune.report.figures import by_draft, speedup_span
+
+    low, high = speedup_span(answer)
+    seen = answer.confirmation.settings if answer.confirmation else []
+    lines = []
+    for draft, series in by_draft(answer).items():
+        lines.append(draft)
+        for candidate in series:
+            k = candidate.num_speculative_tokens
+            lines.append(_row(f"K = {k}", f"{candidate.speedup.estimate:.2f}×",
+                              _whisker(candidate.speedup, "●", low, high, width)))  # fmt: skip
+            for one in seen:
+                if (one.draft, one.num_speculative_tokens, one.temperature) == (draft, k, answer.temperature):
+                    interval = measured_interval(one)
+                    text = _whisker(interval, "◇", low, high, width)
+                    lines.append(_row("real", f"{interval.estimate:.2f}×", text))
+    return lines
+
+
+def _row(label: str, figure: str, bar: str) -> str:
+    return f"{label:<6} {figure:>6} {bar}".rstrip()
+
+
+def _whisker(interval: "Interval", mark: str, low: float, high: float, width: int) -> str:
+    """├──●──┤ on a line from low to high, with │ at 1."""
+
+    def column(value: float) -> int:
+        return round((min(max(value, low), high) - low) / (high - low) * (width - 1))
+
+    cells = [" "] * width
+    cells[column(1.0)] = "│"
+    if interval.low is not None and interval.high is not None:
+        first, last = column(interval.low), column(interval.high)
+        cells[first : last + 1] = ["├", *"─" * (last - first - 1), "┤"] if last > first else ["─"]
+    cells[column(interval.estimate)] = mark
+    return "".join(cells).rstrip()
+
+
+def _acceptances(series: "list[Candidate]", width: int) -> list[str]:
+    longest = max(series, key=lambda candidate: candidate.num_speculative_tokens)
+    lines = [longest.draft]
+    for place, rate in enumerate(longest.conditional_acceptance_rate, start=1):
+        figure = "never" if rate is None else f"{rate:.2f}"
+        lines.append(_row(str(place), figure, "█" * round((rate or 0.0) * width)))
+    return lines
+
+
+def _rounds(answer: "Recommendation", width: int) -> list[str]:
+    from spectune.report.figures import by_draft
+
+    best = answer.best_candidate
+    series = by_draft(answer)[best.draft]
+    longest = max(*(c.verify_s + c.draft_s + c.overhead_s for c in series), best.plain_s)
+
+    def bar(*parts: tuple[str, float]) -> str:
+        text, until = "", 0.0
+        for mark, seconds in parts:
+            until += seconds
+            text += mark * (round(until / longest * width) - len(text))
+        return text
+
+    lines = [_row("plain", f"{best.plain_s * 1e3:.1f}", bar(("█", best.plain_s)))]
+    for c in series:
+        parts = ("█", c.verify_s), ("▒", c.draft_s), ("░", c.overhead_s)
+        total = 1e3 * (c.verify_s + c.draft_s + c.overhead_s)
+        lines.append(_row(f"K = {c.num_speculative_tokens}", f"{total:.1f}", bar(*parts)))
+    return lines
