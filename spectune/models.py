@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import platform
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
+from spectune.devices import placement, refuse_offload, require_room, resolve_dtype
 from spectune.errors import ConfigError, DeviceError, IncompatibleModelsError, SpectuneError
+from spectune.model_size import hub_size, model_size
 from spectune.workload import Message
 
 EMBEDDED = "SmolLM2-135M-Instruct"
@@ -109,38 +110,6 @@ def sampling_defaults(model: LanguageModel) -> SamplingDefaults:
     )
 
 
-def resolve_device(name: str = "auto") -> torch.device:
-    """`auto`, `cpu`, `cuda`, `cuda:1`, …  Raises: DeviceError where there is none such."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        found = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise DeviceError(f"there is no device {name!r} here", f"use one of: {', '.join(found)}") from error
-    return device
-
-
-def resolve_dtype(name: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:
-    """`auto`: the checkpoint's on CUDA; on CPU bfloat16 where avx512_bf16 or amx computes it, else float32."""
-    if name != "auto":
-        names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-        if name not in names:
-            raise ConfigError(f"there is no dtype {name!r}", f"use one of: auto, {', '.join(names)}")
-        return names[name]
-    if device.type == "cuda":
-        return checkpoint or torch.bfloat16
-    return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32
-
-
-def _cpu_computes_bfloat16() -> bool:
-    if platform.system() != "Linux":
-        return False
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    return bool(flags & {"avx512_bf16", "amx_bf16"})
-
-
 def load_model(
     spec: str | None,
     *,
@@ -173,37 +142,26 @@ def load_model(
 
 
 def _loaded(folder: str, name: str, device: torch.device, dtype: str, trust: bool) -> LanguageModel:
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+    config, local = AutoConfig.from_pretrained(folder, trust_remote_code=trust), Path(folder)
+    resolved = resolve_dtype(dtype, device, config.dtype)
+    require_room(model_size(local) if local.is_dir() else hub_size(folder), name, resolved, device)
     network = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
-        dtype=resolve_dtype(dtype, device, config.dtype),
+        dtype=resolved,
         use_safetensors=True,
         trust_remote_code=trust,
-        **_placement(device),
+        **placement(device),
     )
-    _refuse_offload(network, name)
+    refuse_offload(network, name)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-    local = Path(folder)
     return wrap_model(
-        network if _placement(device) else network.to(device),
+        network if placement(device) else network.to(device),
         tokenizer=tokenizer,
         name=name,
         revision=getattr(config, "_commit_hash", None),
         digest=folder_digest(local) if local.is_dir() else None,
     )
-
-
-def _placement(device: torch.device) -> dict[str, Any]:
-    """Any CUDA device: the first that has room, and the next ones for what is left (accelerate's device_map)."""
-    return {"device_map": "sequential"} if device.type == "cuda" and device.index is None else {}
-
-
-def _refuse_offload(network: Any, name: str) -> None:
-    """Weights that wait in main memory or on disk would make every timing one of the bus."""
-    places = {str(place) for place in getattr(network, "hf_device_map", {}).values()}
-    if places & {"cpu", "disk"}:
-        raise DeviceError(f"{name} does not fit on the CUDA devices here", "use a smaller model, or more devices")
 
 
 def wrap_model(
@@ -244,6 +202,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spectune"
 
 
+def unpacked_folder(path: Path) -> Path:
+    """Where a .gguf file is unpacked, once for its content."""
+    return cache_folder() / "gguf" / file_digest(path)[:16]
+
+
 def _silent(_: str) -> None:
     pass
 
@@ -254,7 +217,7 @@ def _dequantised(path: Path, say: Callable[[str], None]) -> Path:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ConfigError(f"{path} is not a GGUF file", "check that the download is complete")
-    folder = cache_folder() / "gguf" / file_digest(path)[:16]
+    folder = unpacked_folder(path)
     if not (folder / "config.json").is_file():
         _dequantise_into(folder, path, say)
     return folder

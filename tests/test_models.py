@@ -3,13 +3,12 @@
 import pytest
 import torch
 
+from spectune.devices import resolve_device, resolve_dtype
 from spectune.errors import ConfigError, DeviceError, IncompatibleModelsError
 from spectune.models import (
     load_model,
     prompt_token_ids,
     require_same_tokenizer,
-    resolve_device,
-    resolve_dtype,
     sampling_defaults,
     wrap_model,
 )
@@ -93,9 +92,9 @@ def test_devices_and_dtypes(monkeypatch) -> None:
             resolve_device(name)
         assert caught.value.exit_code == 3
     assert resolve_dtype("auto", torch.device("cuda"), torch.float16) == torch.float16
-    monkeypatch.setattr("spectune.models._cpu_computes_bfloat16", lambda: True)
+    monkeypatch.setattr("spectune.devices._cpu_computes_bfloat16", lambda: True)
     assert resolve_dtype("auto", CPU, torch.float16) == torch.bfloat16
-    monkeypatch.setattr("spectune.models._cpu_computes_bfloat16", lambda: False)
+    monkeypatch.setattr("spectune.devices._cpu_computes_bfloat16", lambda: False)
     assert resolve_dtype("auto", CPU, torch.bfloat16) == torch.float32
     with pytest.raises(ConfigError):
         resolve_dtype("int4", CPU, None)
@@ -128,11 +127,11 @@ def test_prompts_go_through_the_chat_template(tmp_path) -> None:
 def test_what_does_not_fit_on_the_gpus_is_refused_not_offloaded() -> None:
     from types import SimpleNamespace
 
-    from spectune.models import _placement, _refuse_offload
+    from spectune.devices import placement, refuse_offload
 
-    assert _placement(torch.device("cuda")) == {"device_map": "sequential"}
-    assert _placement(torch.device("cuda:1")) == _placement(torch.device("cpu")) == {}
-    _refuse_offload(SimpleNamespace(hf_device_map={"model": 0, "lm_head": 1}), "m")
-    _refuse_offload(SimpleNamespace(), "m")
+    assert placement(torch.device("cuda")) == {"device_map": "sequential"}
+    assert placement(torch.device("cuda:1")) == placement(torch.device("cpu")) == {}
+    refuse_offload(SimpleNamespace(hf_device_map={"model": 0, "lm_head": 1}), "m")
+    refuse_offload(SimpleNamespace(), "m")
     with pytest.raises(DeviceError, match="m does not fit"):
-        _refuse_offload(SimpleNamespace(hf_device_map={"model": 0, "lm_head": "cpu"}), "m")
+        refuse_offload(SimpleNamespace(hf_device_map={"model": 0, "lm_head": "cpu"}), "m")

@@ -96,6 +96,9 @@ def profile(
     force: Annotated[
         bool, typer.Option("--force", help="Measure anew what stands at DIR, or was interrupted there.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what it will take, in seconds, memory and disk; measure nothing.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log each step on stderr.")] = False,
 ) -> None:
     """Measure target, drafts and machine on a workload, and save the evidence.
@@ -108,7 +111,25 @@ def profile(
     if asked.output is None:
         raise ConfigError("there is no directory to save in", "give -o DIR, or output: DIR in the run file")
     command = shlex.join(["spectune", *sys.argv[1:]])
-    _measure(ProfileRequest(run=asked, output=Path(asked.output), command=command, force=force), verbose)
+    if dry_run:
+        _tell(asked)
+    else:
+        _measure(ProfileRequest(run=asked, output=Path(asked.output), command=command, force=force), verbose)
+
+
+def _tell(run: Run) -> None:
+    """The estimate, on stdout."""
+    from spectune.measure.estimate import estimate_run
+
+    told = estimate_run(run)
+    for stage, seconds in told.seconds.items():
+        print(f"{stage:<8} {seconds:>8,.0f} s")
+    print(f"{'total':<8} {sum(told.seconds.values()):>8,.0f} s")
+    free = "" if told.free_bytes == float("inf") else f" of {told.free_bytes / 1e9:,.1f} GB free"
+    print(f"{'memory':<8} {told.memory_bytes / 1e9:>8,.1f} GB{free}")
+    print(f"{'disk':<8} {told.disk_bytes / 1e9:>8,.1f} GB")
+    if told.memory_bytes > told.free_bytes:
+        print("it will not fit, or only in smaller batches")
 
 
 def _given(call: typer.Context) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 
 from spectune.decode import Round, speculative_rounds
+from spectune.devices import resolve_device
 from spectune.drafting import Continuation, Drafter, Drafting
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.layer_skip import first_layers
@@ -22,7 +23,7 @@ from spectune.measure import Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.environment import environment
 from spectune.measure.tape import TapePrompt, tape_table, teacher_forced_rows, without_text
-from spectune.models import EMBEDDED, LanguageModel, load_model, prompt_token_ids, resolve_device
+from spectune.models import EMBEDDED, LanguageModel, load_model, prompt_token_ids
 from spectune.profile import (
     RUNS_SCHEMA,
     Confirmed,

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 import spectune
+from spectune.devices import resolve_device
 from spectune.drafting import Drafter
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.layer_skip import first_layers
@@ -23,7 +24,6 @@ from spectune.models import (
     load_model,
     prompt_token_ids,
     require_same_tokenizer,
-    resolve_device,
     sampling_defaults,
 )
 from spectune.profile import require_replaceable

@@ -1,0 +1,141 @@
+"""What a profile will take, told before anything loads: from file headers, and a moment's test of the machine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from spectune.devices import free_bytes, resolve_device, resolve_dtype
+from spectune.drafting_spec import layer_count, ngram_bounds
+from spectune.errors import ConfigError
+from spectune.measure.tape import ROWS_PER_BATCH
+from spectune.model_size import ModelSize, hub_size, model_size
+from spectune.models import EMBEDDED, embedded_gguf, unpacked_folder
+from spectune.run import Run
+from spectune.workload import load_workload
+
+_BYTES_PER_TOKEN = 4.2  # of UTF-8, in prompts that people write
+_TEMPLATE_TOKENS = 20
+_RUNTIME_BYTES = 700e6  # the libraries themselves
+_LOAD_BYTES_PER_S = 0.6e9
+_START_S = 6.0  # importing the libraries
+_TEST_ROWS, _TEST_INPUTS, _TEST_OUTPUTS = 64, 2048, 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Seconds by stage, bytes of memory and disk; within a factor of two on an idle machine."""
+
+    seconds: dict[str, float]
+    memory_bytes: float
+    free_bytes: float
+    disk_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Machine:
+    bytes_per_s: float  # of weights, for a token at a time
+    flops: float  # for many tokens at once
+
+    def seconds(self, parameters: int, tokens: int, itemsize: int) -> float:
+        """One forward: bound by the weights it reads, or by what it computes."""
+        return max(parameters * itemsize / self.bytes_per_s, 2 * parameters * tokens / self.flops)
+
+
+def estimate_run(run: Run) -> Estimate:
+    """Raises: ConfigError for a model whose size is not told by its headers."""
+    device = resolve_device(run.device)
+    dtype = resolve_dtype(run.dtype, device, torch.bfloat16)
+    machine = _tested(device, dtype)
+    target, unpacking = _sized(run.target)
+    drafts = [(spec, *_draft_size(spec, target)) for spec in run.draft]
+    prompts = [_tokens(prompt) for prompt in load_workload(run.workload).profiled]
+    temperatures = len(set(run.temperature)) or 2
+    seconds = {
+        "load": _START_S
+        + sum(size.parameters * dtype.itemsize for size in (target, *(d[1] for d in drafts))) / _LOAD_BYTES_PER_S
+        + 5 * (unpacking + sum(d[2] for d in drafts)) / _LOAD_BYTES_PER_S,
+        "record": _record_s(target, prompts, temperatures, run.max_new_tokens, machine, dtype.itemsize),
+        "replay": sum(
+            machine.seconds(size.parameters, (prompt + run.max_new_tokens) * temperatures, dtype.itemsize)
+            for spec, size, _ in drafts
+            if ngram_bounds(spec) is None
+            for prompt in prompts
+        ),
+        "costs": run.budget_s,
+    }
+    own = [size for spec, size, _ in drafts if layer_count(spec) is None]
+    return Estimate(
+        seconds=seconds,
+        memory_bytes=_memory(target, own, prompts, temperatures, run, dtype.itemsize),
+        free_bytes=free_bytes(device),
+        disk_bytes=unpacking + sum(d[2] for d in drafts) + 40.0 * len(prompts) * temperatures * run.max_new_tokens,
+    )
+
+
+def _tokens(prompt: object) -> int:
+    text = sum(len(message.content.encode()) for message in getattr(prompt, "messages"))  # noqa: B009
+    return round(text / _BYTES_PER_TOKEN) + _TEMPLATE_TOKENS
+
+
+def _sized(spec: str | None) -> tuple[ModelSize, float]:
+    """A model's size, and what unpacking it will leave on the disk."""
+    path = embedded_gguf() if spec is None else Path(spec).expanduser()
+    size = model_size(path) if path.exists() else hub_size(str(spec))
+    if size is None:
+        raise ConfigError(f"the size of {spec or EMBEDDED} is not known", "check the name, the files and the network")
+    packed = path.suffix == ".gguf" and not unpacked_folder(path).exists()
+    return size, 4.0 * size.parameters if packed else 0.0
+
+
+def _draft_size(spec: str, target: ModelSize) -> tuple[ModelSize, float]:
+    if ngram_bounds(spec) is not None:
+        return ModelSize(parameters=0, vocab_size=0, cached_values=0), 0.0
+    return (target, 0.0) if layer_count(spec) is not None else _sized(spec)
+
+
+def _record_s(
+    target: ModelSize, prompts: Sequence[int], copies: int, length: int, machine: _Machine, itemsize: int
+) -> float:
+    reading = sum(machine.seconds(target.parameters, tokens, itemsize) for tokens in prompts)
+    rows, left = len(prompts) * copies, 0.0
+    while rows > 0:
+        together = min(rows, max(1, ROWS_PER_BATCH // copies) * copies)
+        left += length * machine.seconds(target.parameters, together, itemsize)
+        rows -= together
+    return reading + left
+
+
+def _memory(
+    target: ModelSize, drafts: Sequence[ModelSize], prompts: Sequence[int], copies: int, run: Run, itemsize: int
+) -> float:
+    together = min(len(prompts) * copies, ROWS_PER_BATCH)
+    cached = target.cached_values * together * (max(prompts, default=0) + run.max_new_tokens) * itemsize
+    loads = target.cached_values * max([1, *run.batch]) * max([0, *run.context]) * itemsize
+    logits = 3 * 8.0 * together * target.vocab_size  # a few float64 copies of a step's law
+    weights = sum(size.parameters for size in (target, *drafts)) * itemsize
+    return weights + 1.3 * cached + loads + logits + _RUNTIME_BYTES
+
+
+def _tested(device: torch.device, dtype: torch.dtype) -> _Machine:
+    """A layer of ordinary shape, over one token and over many."""
+    weight = torch.randn(_TEST_OUTPUTS, _TEST_INPUTS, device=device).to(dtype)
+    one, many = (torch.randn(rows, _TEST_INPUTS, device=device).to(dtype) for rows in (1, _TEST_ROWS))
+    one_s, many_s = (_median_s(lambda x=x: torch.nn.functional.linear(x, weight), device) for x in (one, many))  # type: ignore[misc]
+    return _Machine(
+        bytes_per_s=weight.numel() * weight.element_size() / one_s, flops=2 * weight.numel() * _TEST_ROWS / many_s
+    )
+
+
+def _median_s(work: Callable[[], object], device: torch.device) -> float:
+    found = []
+    for _ in range(12):
+        began = perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(perf_counter() - began)
+    return median(found[3:])
