@@ -1,6 +1,7 @@
 # make demo   profile the embedded default target, confirm the chosen K, write the skill
 # make test   every test but slow and gpu
 # make bench  bounds on speed and memory, on an idle machine
+# make gpu    profile, recommend and confirm on a CUDA device, and the tests that need one
 # make check  format, lint, types, import contract, docs drift, then the tests
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test bench check slow format docs clean
+.PHONY: demo test bench check slow gpu format docs clean
 
 demo: $(VENV)/.runs
 	$(BIN)/spectune profile --run profiles/demo.yaml
@@ -33,6 +34,11 @@ check: $(VENV)/.develops
 
 slow: $(VENV)/.develops
 	$(BIN)/python -m pytest -m slow
+
+# with the interpreter that has a CUDA torch; no network, nothing is installed
+gpu:
+	$(PYTHON) -m tests.gpu $(GPU)
+	$(PYTHON) -m pytest -m gpu
 
 format: $(VENV)/.develops
 	$(BIN)/ruff format .
