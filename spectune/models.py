@@ -4,12 +4,16 @@ import hashlib
 import json
 import os
 import shutil
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
@@ -268,6 +272,9 @@ def _refuse_remote_code(config: dict[str, Any], name: str, trust_remote_code: bo
 
 
 def _cached_or_hub(name: str, trust_remote_code: bool) -> str:
+    if not _cached(name) and not _hub_answers():
+        problem = f"there is no model {name!r}: not a local folder, not in the cache, and the hub cannot be reached"
+        raise ConfigError(problem, "check the path, or the network")
     try:
         config = transformers.PreTrainedConfig.get_config_dict(name)[0]
     except Exception as error:
@@ -275,6 +282,27 @@ def _cached_or_hub(name: str, trust_remote_code: bool) -> str:
         raise ConfigError(problem, "check the name and the network; private models need a login") from error
     _refuse_remote_code(config, name, trust_remote_code)
     return name
+
+
+def _cached(name: str) -> bool:
+    try:
+        return isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str)
+    except ValueError:  # no name that a repository could have
+        return False
+
+
+def _hub_answers() -> bool:
+    """A quick look, because the hub's client retries for long; behind a proxy only the client can tell."""
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return False
+    if urllib.request.getproxies():
+        return True
+    host = urllib.parse.urlsplit(huggingface_hub.constants.ENDPOINT)
+    try:
+        socket.create_connection((host.hostname or "", host.port or 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def json_file(path: Path) -> dict[str, Any]:

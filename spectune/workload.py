@@ -117,13 +117,13 @@ def _workload(name: str, items: Sequence[Item]) -> Workload:
 def _notices(asking: Sequence[_Request], empty: int, repeated: int) -> tuple[Notice, ...]:
     more_turns, answered = (sum(getattr(one, name) for one in asking) for name in ("more_turns", "answered"))
     found = [
-        (more_turns, "have later turns; only the first is used", "split turns into prompts"),
-        (answered, "come with an answer, which is not used", "the target writes its own"),
-        (empty, "are empty and were left out", "check how the file was written"),
-        (repeated, "repeat an earlier one and were left out", "said twice, a prompt tells nothing new"),
+        (more_turns, "later turns that are not used", "split turns into prompts"),
+        (answered, "answers of their own, not used", "the target writes its own"),
+        (empty, "no text, left out", "check how the file was written"),
+        (repeated, "the text of an earlier one, left out", "said twice, a prompt tells nothing new"),
     ]
     return tuple(
-        Notice(code="workload", message=f"{count} prompts {what}", advice=advice)
+        Notice(code="workload", message=f"prompts with {what}: {count}", advice=advice)
         for count, what, advice in found
         if count
     )

@@ -9,7 +9,6 @@ from spectune.errors import ProfileError
 from spectune.manifest import Load
 from spectune.measure.cost import Cell, _Samples
 from spectune.plan import recommend
-from spectune.profile import load_profile
 from spectune.round_costs import judged_rounds
 from spectune.stats import median_half_width, steady_seconds
 from tests.profiles import fitted_settings, make_profile
@@ -156,11 +155,3 @@ def test_other_loads_have_their_own_answer_and_the_turn_is_between_them(tmp_path
     assert [(a.batch, a.verdict) for a in answer.by_load] == [(1, "speculate"), (8, "plain")]
     assert any("between batch 1 (speculate) and 8 (plain)" in reason for reason in answer.reasons)
     assert answer.verdict == "speculate"
-
-
-def test_a_profile_of_an_older_schema_says_so(tmp_path) -> None:
-    make_profile(tmp_path / "p", {0.0: 0.8})
-    manifest = tmp_path / "p" / "profile.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 2', '"schema_version": 1'))
-    with pytest.raises(ProfileError, match="older spectune"):
-        load_profile(tmp_path / "p")

@@ -70,7 +70,7 @@ def test_prompt_messages_and_turns_are_read(tmp_path) -> None:
     assert [prompt.messages[-1].content for prompt in workload.prompts] == ["one", "two", "three"]
     assert workload.prompts[1].messages[0] == Message(role="system", content="s")
     assert workload.categories == {"a": 1, "uncategorised": 1, "b": 1}
-    assert [notice.message for notice in workload.notices] == ["1 prompts have later turns; only the first is used"]
+    assert [notice.message for notice in workload.notices] == ["prompts with later turns that are not used: 1"]
 
 
 def test_json_and_jsonl_of_the_same_prompts_are_the_same_workload(tmp_path) -> None:
@@ -205,9 +205,9 @@ def test_empty_and_repeated_prompts_are_counted_and_left_out(tmp_path) -> None:
     (tmp_path / "w.json").write_text(json.dumps(items))
     workload = load_workload(str(tmp_path / "w.json"))
     assert len(workload.prompts) == 2
-    assert [notice.message.split(" and ")[0] for notice in workload.notices] == [
-        "2 prompts are empty",
-        "1 prompts repeat an earlier one",
+    assert [notice.message for notice in workload.notices] == [
+        "prompts with no text, left out: 2",
+        "prompts with the text of an earlier one, left out: 1",
     ]
 
 

@@ -169,7 +169,7 @@ def _too_long(places: Sequence[tuple[str, int]], room: int) -> list[Notice]:
         return []
     named = ", ".join(f"{place} ({tokens:,})" for place, tokens in places[:_NAMED_PROMPTS])
     more = f" and {len(places) - _NAMED_PROMPTS} more" if len(places) > _NAMED_PROMPTS else ""
-    message = f"{len(places)} prompts are longer than the {room:,} tokens that fit and were skipped: {named}{more}"
+    message = f"prompts longer than the {room:,} tokens that fit, skipped: {len(places)}: {named}{more}"
     return [Notice(code="context", message=message, advice="use models with more positions, or shorter prompts")]
 
 
