@@ -25,7 +25,7 @@ from spectune.recommendation import (
     TemperatureGate,
 )
 from spectune.round_costs import judged_rounds
-from spectune.selection import MIN_GAIN, Decision, Verdict, decide, verdict_of
+from spectune.selection import MIN_GAIN, Decision, Verdict, decide, timings_leave_open, verdict_of
 from spectune.speedup import break_even_alpha
 from spectune.stats import (
     FEW_EFFECTIVE_PROMPTS,
@@ -88,7 +88,12 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
         accuracy=_accuracy(profile, cells),
         confirmation=confirmed,
         reasons=[*_reasons(candidate), *_flips(by_load)],
-        warnings=[*profile.manifest.warnings, *_warnings(best, settings, formula), *_unconfirmed(decision, decoded)],
+        warnings=[
+            *profile.manifest.warnings,
+            *_warnings(best, settings, formula),
+            *_noisy(decision),
+            *_unconfirmed(decision, decoded),
+        ],
         applies_to=_applies_to(profile),
         reproduce=profile.manifest.settings.command,
     )
@@ -154,6 +159,13 @@ def _accuracy(profile: Profile, cells: CostCells) -> Accuracy:
         worst_round_error=max((one.error for one in judged_rounds(profile, cells)), key=abs, default=None),
         worst_surface_error=max(cells.surface_residuals().values(), key=abs, default=None),
     )
+
+
+def _noisy(decision: Decision) -> list[Notice]:
+    if not timings_leave_open(decision.speedup, decision.setting):
+        return []
+    message = "the timings are too noisy to decide: they widen the interval more than the prompts do"
+    return [Notice(code="noisy-costs", message=message, advice="profile on a quiet machine, or with more --budget-s")]
 
 
 def _unconfirmed(decision: Decision, decoded: ConfirmedSetting | None) -> list[Notice]:

@@ -42,7 +42,18 @@ def decide(candidates: Sequence[Setting]) -> Decision:
         low = min(own.estimate * float(np.exp(-_allowance(best, candidates))), estimate)
     high = None if own.high is None else max(own.high, estimate)
     speedup = Interval(estimate=estimate, low=low, high=high)
-    return Decision(setting=best, speedup=speedup, verdict=verdict_of(speedup, best.effective_prompts))
+    verdict = verdict_of(speedup, best.effective_prompts)
+    if verdict == "plain" and timings_leave_open(speedup, best):
+        verdict = "insufficient-data"
+    return Decision(setting=best, speedup=speedup, verdict=verdict)
+
+
+def timings_leave_open(speedup: Interval, setting: Setting) -> bool:
+    """Whether the interval holds the bound, and more for the timings' sake than for the prompts': a quiet machine
+    may turn the answer.
+    """
+    straddles = speedup.low is not None and speedup.high is not None and speedup.low <= MIN_GAIN < speedup.high
+    return straddles and bool(np.std(setting.cost_influence) > np.sqrt(np.sum(setting.prompt_influence**2)))
 
 
 def verdict_of(speedup: Interval, effective_prompts: float) -> Verdict:

@@ -88,6 +88,19 @@ def test_an_interval_around_the_bound_does_not_decide(tmp_path) -> None:
     assert answer.verdict == "insufficient-data"
 
 
+def test_timings_too_noisy_to_decide_never_say_plain(tmp_path) -> None:
+    costs = {"plain_s": 0.1, "verify_s": 0.16, "draft_s": 0.001, "max_k": 1, "prompts": 60}
+    quiet, noisy = (
+        recommend(make_profile(tmp_path / name, {0.0: 0.6}, noise=noise, passes=passes, **costs))
+        for name, noise, passes in (("quiet", 0.002, 12), ("noisy", 0.4, 7))
+    )
+    assert quiet.verdict == "plain"
+    assert "noisy-costs" not in {warning.code for warning in quiet.warnings}
+    assert noisy.speedup.low < 1.05 < noisy.speedup.high
+    assert noisy.verdict == "insufficient-data"
+    assert "noisy-costs" in {warning.code for warning in noisy.warnings}
+
+
 def test_within_a_percent_the_smaller_k_and_the_simpler_draft_win(tmp_path) -> None:
     profile = make_profile(tmp_path / "p", {0.0: 1.0}, max_k=1, draft_s=0.0005, ngram_acceptance=1.0, noise=0.0)
     assert recommend(profile).draft == NGRAM
