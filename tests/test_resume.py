@@ -77,7 +77,7 @@ def whole(models, workload, tmp_path_factory) -> Path:
 def test_killed_at_any_moment_the_same_command_ends_at_the_same_tape(models, workload, whole, tmp_path) -> None:
     output = tmp_path / "p"
     command = arguments(models, workload, output)
-    for shards in (1, 2, 4, 9, 14):
+    for shards in (1, 5, 14):
         stopped(command, output, shards, signal.SIGKILL)
     process = started(command)
     _, said = process.communicate(timeout=120)
