@@ -115,6 +115,13 @@ def test_what_was_finished_is_not_done_again(models, workload, tmp_path, monkeyp
         assert "an unfinished run stands beside" in capsys.readouterr().err
         assert run(command) == 0
     assert load_profile(output).manifest.run.seed == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("spectune.measure.pipeline.cost_table", broken)
+        assert run([*command, "--force"]) == 130
+    with monkeypatch.context() as patch:
+        patch.setattr("spectune.measure.pipeline.record_tape", broken)
+        assert run([*command, "--force"]) == 0  # a forced run goes on too
+    assert not unfinished(output).exists()
 
 
 def test_a_profile_of_other_settings_stays_unless_forced(models, workload, whole, tmp_path, capsys) -> None:

@@ -94,7 +94,7 @@ def profile(
         bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Measure anew what stands at DIR, or was interrupted there.")
+        bool, typer.Option("--force", help="Measure anew what stands at DIR; discard a run of other settings there.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell what it will take, in seconds, memory and disk; measure nothing.")

@@ -51,7 +51,9 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
         prepared = prepare(request.run, progress)
     identity = _identity(request.run, prepared)
     if there is not None:
-        return _unchanged(there, identity, request, progress)
+        _require_equal(there, identity, request)
+        progress.say(f"{request.output} is measured with these settings already; --force measures anew")
+        return there
     shards = Shards(request.output, identity, request.force)
     if shards.resumed:
         progress.say("going on with what an interrupted run of these settings has finished")
@@ -89,14 +91,12 @@ def _there(request: ProfileRequest) -> Profile | None:
     return there
 
 
-def _unchanged(there: Profile, identity: Mapping[str, Any], request: ProfileRequest, progress: Progress) -> Profile:
+def _require_equal(there: Profile, identity: Mapping[str, Any], request: ProfileRequest) -> None:
     before = _identity_of(there.manifest)
     other = [name for name in identity if identity[name] != before[name]]
     if other:
         problem = f"{request.output} holds a profile of another {' and '.join(other)}"
         raise ProfileError(problem, "--force measures anew in its place; or choose another -o")
-    progress.say(f"{request.output} is measured with these settings already; --force measures anew")
-    return there
 
 
 def _identity(run: Run, prepared: Prepared) -> dict[str, Any]:

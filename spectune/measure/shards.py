@@ -28,13 +28,13 @@ class Shards:
         output = output.resolve()
         self._identity = identity
         self._folder = output.with_name(f".{output.name}.unfinished")
-        left = None if force else self._left()
-        self.resumed = left is not None
-        if left is not None and left != identity:
+        left = self._left()
+        self.resumed = left == identity
+        if left is not None and not self.resumed and not force:
             other = ", ".join(name for name in identity if left.get(name) != identity[name])
             problem = f"an unfinished run stands beside {output}, of another {other}"
             raise ProfileError(problem, "--force discards it; or choose another -o")
-        if left is None:
+        if not self.resumed:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def kept(self, name: str, schema: pa.Schema, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
