@@ -122,6 +122,13 @@ def test_what_was_finished_is_not_done_again(models, workload, tmp_path, monkeyp
         patch.setattr("spectune.measure.pipeline.record_tape", broken)
         assert run([*command, "--force"]) == 0  # a forced run goes on too
     assert not unfinished(output).exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("spectune.measure.shards.Shards.discard", lambda _: None)
+        assert run([*command, "--force"]) == 0  # killed at its very end
+    assert run([*command, "--seed", "1"]) == run([*command, "--seed", "1", "--draft", "ngram:min=2"]) == 2
+    assert unfinished(output).exists()
+    assert run(command) == 0
+    assert not unfinished(output).exists()
 
 
 def test_a_profile_of_other_settings_stays_unless_forced(models, workload, whole, tmp_path, capsys) -> None:

@@ -50,11 +50,13 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
     with _timed("load"):
         prepared = prepare(request.run, progress)
     identity = _identity(request.run, prepared)
+    shards = Shards(request.output, identity, request.force or there is not None)
     if there is not None:
         _require_equal(there, identity, request)
         progress.say(f"{request.output} is measured with these settings already; --force measures anew")
+        if shards.resumed:  # it was killed at its very end
+            shards.discard()
         return there
-    shards = Shards(request.output, identity, request.force)
     if shards.resumed:
         progress.say("going on with what an interrupted run of these settings has finished")
     with _timed("record"):

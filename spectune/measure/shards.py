@@ -34,13 +34,11 @@ class Shards:
             other = ", ".join(name for name in identity if left.get(name) != identity[name])
             problem = f"an unfinished run stands beside {output}, of another {other}"
             raise ProfileError(problem, "--force discards it; or choose another -o")
-        if not self.resumed:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def kept(self, name: str, schema: pa.Schema, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """The table of that name as it is read from the folder: made now, unless an earlier run made it."""
         path = self._folder / f"{name}.parquet"
-        if not path.is_file():
+        if not self.has(name):
             frame = make()
             try:
                 self._open()
@@ -52,7 +50,7 @@ class Shards:
 
     def has(self, name: str) -> bool:
         """Whether that table is there."""
-        return (self._folder / f"{name}.parquet").is_file()
+        return self.resumed and (self._folder / f"{name}.parquet").is_file()
 
     def discard(self) -> None:
         """Nothing is left to go on with."""
@@ -66,9 +64,11 @@ class Shards:
         return left if isinstance(left, dict) else None
 
     def _open(self) -> None:
-        if not (self._folder / _MARKER).is_file():
-            self._folder.mkdir(parents=True, exist_ok=True)
+        if not self.resumed:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
             self._write(_MARKER, lambda path: path.write_text(json.dumps(self._identity), "utf-8"))
+            self.resumed = True
 
     def _write(self, name: str, write: Callable[[Path], object]) -> None:
         partial = self._folder / f".{name}.{os.getpid()}"
