@@ -34,8 +34,6 @@ def recommend(
 
     Exits with 4 where the data do not decide.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for arrays this small, idle threads cost more than they give
-
     from spectune.engines import transformers, vllm
     from spectune.plan import recommend as decide
     from spectune.profile import load_profile

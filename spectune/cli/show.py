@@ -1,6 +1,5 @@
 """`spectune show`: the pictures of a profile, in the terminal."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,8 +21,6 @@ def show(
     ] = None,
 ) -> None:
     """Draw speed-up against K, acceptance by position and the time of a round, as text."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for arrays this small, idle threads cost more than they give
-
     from rich.console import Console
 
     from spectune.plan import recommend
