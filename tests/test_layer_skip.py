@@ -101,6 +101,6 @@ def test_it_is_profiled_confirmed_and_told(tmp_path, capsys) -> None:
     texts = {config["engine"]: config["text"] for config in json.loads(capsys.readouterr().out)["configs"]}
     assert "speculative-config" not in texts["vLLM"]
     assert "assistant_early_exit=1" in texts["transformers"]
-    assert run(["profile", "--target", target, "--draft", "layers:2", *options]) == 2
+    assert run(["profile", "--target", target, "--draft", "layers:2", "--force", *options]) == 2
     assert "does not cut" in capsys.readouterr().err
     assert run(["profile", "--target", target, "--draft", "layers:x", *options]) == 2
