@@ -315,7 +315,7 @@ def _require_consistent(directory: Path, drafts: set[str], tape: pd.DataFrame, e
     expected = {(draft, continuation) for draft in drafts for continuation in lengths}
     if set(zip(evidence["draft"], evidence["continuation"], strict=True)) != expected or len(evidence) != len(expected):
         raise ProfileError(f"{directory}: tape and acceptance do not hold the same continuations", _AGAIN)
-    for name in ("draft_logprobs", "argmax_hits", "proposed_tokens"):
+    for name in ("draft_logprobs", "argmax_hits", "ranks", "proposed_tokens"):
         for continuation, values in zip(evidence["continuation"], evidence[name], strict=True):
             if values is not None and len(values) != lengths[continuation]:
                 raise ProfileError(f"{directory}: {name} of continuation {continuation} has another length", _AGAIN)

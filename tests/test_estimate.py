@@ -81,6 +81,7 @@ def test_a_dry_run_tells_and_touches_nothing(tmp_path, monkeypatch, capsys) -> N
     assert told["total"] == pytest.approx(sum(told[stage] for stage in ("load", "record", "replay", "costs")), abs=2)
     assert 0.5 < told["memory"] < 2
     assert sorted(tmp_path.iterdir()) == before
+    assert run(["profile", *options, "--max-k", "0", "-o", str(tmp_path / "p"), "--dry-run"]) == 2
 
 
 def test_more_work_takes_longer_and_more_memory(tmp_path) -> None:

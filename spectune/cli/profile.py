@@ -105,16 +105,18 @@ def profile(
 
     An interrupted run goes on with the same command.
     """
-    from spectune.measure.preparation import ProfileRequest
+    from spectune.measure.preparation import ProfileRequest, check_run
 
     asked = read_run(run, _given(context_of_call))
     if asked.output is None:
         raise ConfigError("there is no directory to save in", "give -o DIR, or output: DIR in the run file")
     command = shlex.join(["spectune", *sys.argv[1:]])
+    request = ProfileRequest(run=asked, output=Path(asked.output), command=command, force=force)
     if dry_run:
+        check_run(request)
         _tell(asked)
     else:
-        _measure(ProfileRequest(run=asked, output=Path(asked.output), command=command, force=force), verbose)
+        _measure(request, verbose)
 
 
 def _tell(run: Run) -> None:

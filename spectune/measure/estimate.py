@@ -15,7 +15,7 @@ from spectune.measure.tape import ROWS_PER_BATCH
 from spectune.model_size import ModelSize, hub_size, model_size
 from spectune.models import EMBEDDED, embedded_gguf, unpacked_folder
 from spectune.run import Run
-from spectune.workload import load_workload
+from spectune.workload import Prompt, load_workload
 
 _BYTES_PER_TOKEN = 4.2  # of UTF-8, in prompts that people write
 _TEMPLATE_TOKENS = 20
@@ -76,8 +76,8 @@ def estimate_run(run: Run) -> Estimate:
     )
 
 
-def _tokens(prompt: object) -> int:
-    text = sum(len(message.content.encode()) for message in getattr(prompt, "messages"))  # noqa: B009
+def _tokens(prompt: Prompt) -> int:
+    text = sum(len(message.content.encode()) for message in prompt.messages)
     return round(text / _BYTES_PER_TOKEN) + _TEMPLATE_TOKENS
 
 
