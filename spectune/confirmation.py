@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 
 from spectune.costs import CostCells
 from spectune.fit import Setting, draft_record, whole_texts
@@ -24,6 +24,7 @@ from spectune.stats import (
     log_t_interval,
     prediction_standard_error,
 )
+from spectune.tables import numbers, rows_where
 
 _KEYS = ("draft", "num_speculative_tokens", "temperature")
 
@@ -82,9 +83,8 @@ def confirmation(profile: Profile, cells: CostCells, fitted_settings: Sequence[S
         return None
     fitted = {(s.draft, s.num_speculative_tokens, s.temperature): s for s in fitted_settings}
     runs = confirmed.runs
-    speculative = runs[runs["draft"].notna()]
-    keys = dict.fromkeys(zip(*(speculative[name].tolist() for name in _KEYS), strict=True))
-    settings = [_confirmed(profile, cells, fitted, key) for key in keys]
+    keys = dict.fromkeys(zip(*(runs[name].to_pylist() for name in _KEYS), strict=True))
+    settings = [_confirmed(profile, cells, fitted, key) for key in keys if key[0] is not None]
     errors = [setting.method_error for setting in settings]
     inside = [setting.inside_interval for setting in settings if setting.inside_interval is not None]
     return Confirmation(
@@ -111,13 +111,11 @@ def measured_interval(one: ConfirmedSetting) -> Interval:
     return Interval(estimate=one.measured_speedup, low=one.measured_low, high=one.measured_high)
 
 
-def _runs(profile: Profile, draft: str | None, k: int, temperature: float) -> pd.DataFrame:
+def _runs(profile: Profile, draft: str | None, k: int, temperature: float) -> pa.Table:
     """A run for each prompt, in the same order for every setting."""
     assert profile.confirmed is not None
     runs = profile.confirmed.runs
-    mine = runs[(runs["num_speculative_tokens"] == k) & (runs["temperature"] == temperature)]
-    mine = mine[mine["draft"].isna() if draft is None else mine["draft"] == draft]
-    return mine.set_index("prompt_id").sort_index()
+    return rows_where(runs, draft=draft, num_speculative_tokens=k, temperature=temperature).sort_by("prompt_id")
 
 
 def _confirmed(
@@ -128,7 +126,7 @@ def _confirmed(
     draft, setting = draft_record(profile, spec), fitted[spec, k, temperature]
     main, max_k = profile.main_load, profile.manifest.settings.max_k
     costs = round_costs(cells, draft, temperature == 0.0, main, main, max_k)
-    predicted = _predicted(profile, draft, temperature, k, costs, len(runs))
+    predicted = _predicted(profile, draft, temperature, k, costs, runs.num_rows)
     replayed = _replayed(profile, draft, temperature, k, costs)
     measured = _measured(runs, plain)
     geometric = expected_tokens(_first_alpha(fitted, setting), k) / round_cost(cost_ratio(setting), k)
@@ -144,8 +142,8 @@ def _confirmed(
         measured_speedup=measured.estimate,
         measured_low=measured.low,
         measured_high=measured.high,
-        measured_tokens=int(runs["tokens"].sum()),
-        acceptance_length=float((runs["accepted"].sum() + runs["rounds"].sum()) / runs["rounds"].sum()),
+        measured_tokens=int(numbers(runs["tokens"]).sum()),
+        acceptance_length=float(1 + numbers(runs["accepted"]).sum() / numbers(runs["rounds"]).sum()),
         method_error=abs(replayed / measured.estimate - 1),
         inside_interval=None if inside is None else bool(inside),
         always_one_error=abs(1 / measured.estimate - 1),
@@ -183,9 +181,9 @@ def _replayed(profile: Profile, draft: DraftRecord, temperature: float, k: int, 
     return float(np.exp(rows.log_speedups(costs)[0]))
 
 
-def _measured(runs: pd.DataFrame, plain: pd.DataFrame) -> Interval:
+def _measured(runs: pa.Table, plain: pa.Table) -> Interval:
     """Tokens per second over plain decoding's, on the same prompts; each prompt moves both."""
-    parts = [(table["tokens"].to_numpy(np.float64), table["seconds"].to_numpy(np.float64)) for table in (runs, plain)]
+    parts = [(numbers(table["tokens"]), numbers(table["seconds"])) for table in (runs, plain)]
     (tokens, seconds), (plain_tokens, plain_seconds) = parts
     influence = log_ratio_influence(tokens, seconds) - log_ratio_influence(plain_tokens, plain_seconds)
     speedup = tokens.sum() / seconds.sum() * plain_seconds.sum() / plain_tokens.sum()

@@ -6,12 +6,13 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from spectune.errors import ProfileError
 from spectune.manifest import Load
 from spectune.stats import median_half_width, steady_seconds
+from spectune.tables import labels, numbers
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +53,7 @@ Statistic = Callable[[Samples], Floats]
 class CostCells:
     """All cells of a profile; every figure is a median, for each of which `resampled` gives its spread."""
 
-    def __init__(self, costs: pd.DataFrame) -> None:
+    def __init__(self, costs: pa.Table) -> None:
         self.samples = _samples(costs)
         self._resampled: dict[CellKey, Floats] = {}
 
@@ -122,27 +123,27 @@ def _at(key: CellKey, tokens: int) -> CellKey:
     return CellKey(part=key.part, tokens=tokens, load=key.load, draft=key.draft, greedy=key.greedy)
 
 
-def _samples(costs: pd.DataFrame) -> dict[CellKey, Samples]:
-    groups = costs.groupby(_KEYS, dropna=False, sort=False)
-    cells, passes = np.asarray(groups.ngroup(), np.int64), np.asarray(costs["measurement_pass"], np.int64)
-    forwards = costs["part"].isin(["cost_p", "cost_q"]).to_numpy()
-    steady = steady_seconds(costs["seconds"].to_numpy(), cells, passes, forwards)
-    first = costs.drop_duplicates(_KEYS)
-    found = {}
-    for index, row in enumerate(first.itertuples(index=False)):
-        mine = cells == index
-        found[_key(row)] = Samples(seconds=steady[mine], passes=passes[mine])
-    return found
+def _samples(costs: pa.Table) -> dict[CellKey, Samples]:
+    rows = list(zip(*(costs[name].to_pylist() for name in _KEYS), strict=True))
+    places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+    cells, passes = np.array([places[row] for row in rows]), labels(costs["measurement_pass"]).astype(np.int64)
+    forwards = np.isin(labels(costs["part"]), ["cost_p", "cost_q"])
+    steady = steady_seconds(numbers(costs["seconds"]), cells, passes, forwards)
+    return {
+        _key(*row): Samples(seconds=steady[cells == place], passes=passes[cells == place])
+        for row, place in places.items()
+    }
 
 
-def _key(row: object) -> CellKey:
-    draft, temperature = getattr(row, "draft"), getattr(row, "temperature")  # noqa: B009 - a row without a type
+def _key(
+    part: str, draft: str | None, temperature: float | None, tokens: int, batch: int, context_tokens: int
+) -> CellKey:
     return CellKey(
-        part=str(getattr(row, "part")),  # noqa: B009
-        tokens=int(getattr(row, "tokens")),  # noqa: B009
-        load=Load(batch=int(getattr(row, "batch")), context_tokens=int(getattr(row, "context_tokens"))),  # noqa: B009
-        draft=None if pd.isna(draft) else str(draft),
-        greedy=None if pd.isna(temperature) else temperature == 0.0,
+        part=part,
+        tokens=tokens,
+        load=Load(batch=batch, context_tokens=context_tokens),
+        draft=draft,
+        greedy=None if temperature is None else temperature == 0.0,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 
 from spectune.costs import CostCells
 from spectune.errors import ConfigError, InsufficientDataError
@@ -26,6 +26,7 @@ from spectune.replay import (
 )
 from spectune.round_costs import RoundCosts, folded_round_costs, round_costs
 from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_t_interval
+from spectune.tables import labels, lengths, padded, rows_at, rows_where
 
 OWN_RULE: dict[str, AcceptanceRule] = {
     "draft_model": "rejection",
@@ -107,60 +108,62 @@ def replayed(
     profile: Profile, draft: DraftRecord, temperature: float, rule: AcceptanceRule, depths: Sequence[int] = ()
 ) -> Counts:
     """Counts under an acceptance rule for each K, by default all; in chunks of rows so that memory stays small."""
-    tape = profile.tape[profile.tape["temperature"] == temperature]
+    tape = rows_where(profile.tape, temperature=temperature)
     max_k = profile.manifest.settings.max_k
-    lengths = tape["logprobs"].map(len).to_numpy()
-    window = np.maximum(lengths - max_k, 0)
-    ended = (tape["end"] != "cut").to_numpy()
+    written = lengths(tape["logprobs"])
+    window = np.maximum(written - max_k, 0)
+    ended = labels(tape["end"]) != "cut"
     complete, clock = [], []
     for rows, walked in walks(profile, tape, profile.acceptance, draft, rule, depths):
         complete.append(count_rounds(walked, window[rows]))
-        whole = np.where(ended[rows], lengths[rows], window[rows])
+        whole = np.where(ended[rows], written[rows], window[rows])
         clock.append(count_rounds(walked, whole) if ended[rows].any() else complete[-1])
     counted = _joined(clock)
     return Counts(
         complete=_joined(complete),
         clock=counted,
-        clock_emitted=np.where(ended, lengths, counted.emitted),
-        categories=tape["category"].to_numpy(),
+        clock_emitted=np.where(ended, written, counted.emitted),
+        categories=labels(tape["category"]),
     )
 
 
 def walks(
     profile: Profile,
-    tape: pd.DataFrame,
-    acceptance: pd.DataFrame,
+    tape: pa.Table,
+    acceptance: pa.Table,
     draft: DraftRecord,
     rule: AcceptanceRule,
     depths: Sequence[int] = (),
 ) -> Iterator[tuple[slice, Walk]]:
     """Round starts along the rows of a tape at one temperature, some rows at a time."""
-    evidence = acceptance[acceptance["draft"] == draft.spec].set_index("continuation").loc[tape["continuation"]]
+    evidence = rows_where(acceptance, draft=draft.spec)
+    place = {continuation: row for row, continuation in enumerate(evidence["continuation"].to_pylist())}
+    evidence = rows_at(evidence, np.array([place[continuation] for continuation in tape["continuation"].to_pylist()]))
     width = max(depths, default=profile.manifest.settings.max_k)
-    for first in range(0, len(tape), _ROWS_AT_ONCE):
-        rows = slice(first, first + _ROWS_AT_ONCE)
-        yield rows, _walk(tape[rows], evidence[rows], draft, rule, width, depths)
+    for first in range(0, tape.num_rows, _ROWS_AT_ONCE):
+        mine, found = (table.slice(first, _ROWS_AT_ONCE) for table in (tape, evidence))
+        yield slice(first, first + _ROWS_AT_ONCE), _walk(mine, found, draft, rule, width, depths)
 
 
 def _walk(
-    tape: pd.DataFrame,
-    evidence: pd.DataFrame,
+    tape: pa.Table,
+    evidence: pa.Table,
     draft: DraftRecord,
     rule: AcceptanceRule,
     max_k: int,
     depths: Sequence[int],
 ) -> Walk:
     if draft.method == "ngram":
-        matched, proposed = (_padded(evidence[name]) for name in ("matched_tokens", "proposed_tokens"))
+        matched, proposed = (padded(evidence[name]) for name in ("matched_tokens", "proposed_tokens"))
         accept = (np.arange(max_k)[None, :, None] < matched[:, None, :]).astype(np.float64)
         return walk(accept, proposed.astype(np.int64), depths=depths)
     return walk(_draft_model_accepts(tape, evidence, rule, max_k), depths=depths)
 
 
-def _draft_model_accepts(tape: pd.DataFrame, evidence: pd.DataFrame, rule: AcceptanceRule, max_k: int) -> Floats:
-    if rule == "greedy_draft" or tape["temperature"].iloc[0] == 0.0:
-        return shifted(_padded(evidence["argmax_hits"]), max_k)
-    target, draft = _padded(tape["logprobs"]), _padded(evidence["draft_logprobs"], -np.inf)
+def _draft_model_accepts(tape: pa.Table, evidence: pa.Table, rule: AcceptanceRule, max_k: int) -> Floats:
+    if rule == "greedy_draft" or tape["temperature"][0].as_py() == 0.0:
+        return shifted(padded(evidence["argmax_hits"]), max_k)
+    target, draft = padded(tape["logprobs"]), padded(evidence["draft_logprobs"], -np.inf)
     if rule == "exact_match":
         return shifted(accept_probabilities_exact_match(draft), max_k)
     if rule == "block":
@@ -170,8 +173,8 @@ def _draft_model_accepts(tape: pd.DataFrame, evidence: pd.DataFrame, rule: Accep
 
 def whole_texts(
     profile: Profile,
-    tape: pd.DataFrame,
-    acceptance: pd.DataFrame,
+    tape: pa.Table,
+    acceptance: pa.Table,
     draft: DraftRecord,
     temperature: float,
     num_speculative_tokens: int,
@@ -181,13 +184,13 @@ def whole_texts(
 
     Also [rows] the variance of a text's rounds, given the text.
     """
-    mine = tape[tape["temperature"] == temperature]
-    lengths = np.minimum(mine["logprobs"].map(len).to_numpy(), limit_tokens)
+    mine = rows_where(tape, temperature=temperature)
+    kept = np.minimum(lengths(mine["logprobs"]), limit_tokens)
     counted, variances, k = [], [], num_speculative_tokens
     for rows, walked in walks(profile, mine, acceptance, draft, OWN_RULE[draft.method], [k]):
-        counted.append(count_rounds(walked, lengths[rows]))
-        variances.append(rounds_variance(walked, lengths[rows], k))
-    return RowCounts.of(_joined(counted), lengths.astype(np.float64), 0, k), np.concatenate(variances)
+        counted.append(count_rounds(walked, kept[rows]))
+        variances.append(rounds_variance(walked, kept[rows], k))
+    return RowCounts.of(_joined(counted), kept.astype(np.float64), 0, k), np.concatenate(variances)
 
 
 def _joined(parts: Sequence[Replay]) -> Replay:
@@ -223,14 +226,6 @@ def draft_record(profile: Profile, spec: str) -> DraftRecord:
         known = ", ".join(record.spec for record in profile.manifest.drafts)
         raise ConfigError(f"draft {spec!r} was not profiled; {known} was", f"profile with --draft {spec}")
     return found
-
-
-def _padded(column: pd.Series, fill: float = 0.0) -> Floats:
-    """Lists of different length as [longest, rows]."""
-    lengths = column.map(len).to_numpy()
-    padded = np.full((len(column), int(lengths.max(initial=0))), fill)
-    padded[np.arange(padded.shape[1])[None, :] < lengths[:, None]] = np.concatenate(column.to_list())
-    return np.ascontiguousarray(padded.T)
 
 
 def _setting(

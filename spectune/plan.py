@@ -365,7 +365,7 @@ def _applies_to(profile: Profile) -> AppliesTo:
         context_tokens=profile.main_load.context_tokens,
         engine=manifest.settings.engine,
         workload=manifest.workload.name,
-        profiled_prompts=int(profile.tape["prompt_id"].nunique()),
+        profiled_prompts=len(profile.tape["prompt_id"].unique()),
         max_new_tokens=manifest.settings.max_new_tokens,
         top_p=manifest.settings.top_p,
         top_k=manifest.settings.top_k,

@@ -4,7 +4,6 @@ Raw samples and counts, never ratios or fits. Read strictly: unknown keys, other
 are refused. Written under a temporary name, read back, then renamed.
 """
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -12,16 +11,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from spectune.errors import ProfileError
 from spectune.manifest import SCHEMA_VERSION, Load, Manifest
+from spectune.tables import labels, lengths, read_table, write_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MANIFEST = "profile.json"
 _AGAIN = "run spectune profile again"
@@ -99,9 +100,9 @@ _CONFIRMED_TABLES = {
 class Confirmed:
     """Real decoding of held-out prompts: the timed runs, plain decoding's own text, every draft's evidence on it."""
 
-    tape: pd.DataFrame
-    acceptance: pd.DataFrame
-    runs: pd.DataFrame
+    tape: pa.Table
+    acceptance: pa.Table
+    runs: pa.Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +110,10 @@ class Profile:
     """Manifest and raw evidence; columns as in the schemas of this module."""
 
     manifest: Manifest
-    tape: pd.DataFrame
-    acceptance: pd.DataFrame
-    costs: pd.DataFrame
-    held_out: pd.DataFrame
+    tape: pa.Table
+    acceptance: pa.Table
+    costs: pa.Table
+    held_out: pa.Table
     confirmed: Confirmed | None = None
 
     @property
@@ -123,7 +124,7 @@ class Profile:
 
 def save_profile(
     manifest: Mapping[str, Any],
-    tables: Mapping[str, pd.DataFrame],
+    tables: Mapping[str, "pd.DataFrame"],
     directory: Path,
     log: Path | None = None,
 ) -> Profile:
@@ -142,17 +143,15 @@ def save_profile(
     return load_profile(directory)
 
 
-def save_confirmation(directory: Path, confirmation: Mapping[str, Any], confirmed: Confirmed) -> Profile:
+def save_confirmation(
+    directory: Path, confirmation: Mapping[str, Any], tables: Mapping[str, "pd.DataFrame"]
+) -> Profile:
     """Add a confirmation to the profile at `directory`, in place of an earlier one; the rest stays as it is.
 
-    `confirmation` is a ConfirmationRecord without its `tables`. Raises: ProfileError where it cannot be written.
+    `confirmation` is a ConfirmationRecord without its `tables`, which are confirmed_tape, confirmed_acceptance and
+    confirmed_runs. Raises: ProfileError where it cannot be written.
     """
     manifest = _manifest_object(directory)
-    tables = {
-        "confirmed_tape": confirmed.tape,
-        "confirmed_acceptance": confirmed.acceptance,
-        "confirmed_runs": confirmed.runs,
-    }
     with _replacing(directory, "copy the profile to where you may write") as partial:
         shutil.copytree(directory, partial)
         digests = _write_tables(tables, _CONFIRMED_TABLES, partial)
@@ -192,7 +191,9 @@ def _put_in_place(partial: Path, directory: Path) -> None:
             table.unlink()
 
 
-def _write_tables(tables: Mapping[str, pd.DataFrame], schemas: Mapping[str, pa.Schema], folder: Path) -> dict[str, str]:
+def _write_tables(
+    tables: Mapping[str, "pd.DataFrame"], schemas: Mapping[str, pa.Schema], folder: Path
+) -> dict[str, str]:
     return {name: write_table(tables[name], schema, folder / f"{name}.parquet") for name, schema in schemas.items()}
 
 
@@ -243,14 +244,14 @@ def _confirmed(directory: Path, manifest: Manifest) -> Confirmed | None:
         return None
     tables = _read_tables(directory, _CONFIRMED_TABLES, manifest.confirmation.tables)
     tape, acceptance, runs = tables.values()
-    _require_consistent(directory, set(runs["draft"].dropna()), tape, acceptance)
+    _require_consistent(directory, set(runs["draft"].drop_null().to_pylist()), tape, acceptance)
     return Confirmed(tape=tape, acceptance=acceptance, runs=runs)
 
 
-def _read_tables(
-    directory: Path, schemas: Mapping[str, pa.Schema], digests: Mapping[str, str]
-) -> dict[str, pd.DataFrame]:
-    return {name: _read_table(directory, name, schema, digests.get(name)) for name, schema in schemas.items()}
+def _read_tables(directory: Path, schemas: Mapping[str, pa.Schema], digests: Mapping[str, str]) -> dict[str, pa.Table]:
+    return {
+        name: read_table(directory / f"{name}.parquet", schema, digests.get(name)) for name, schema in schemas.items()
+    }
 
 
 def _manifest_object(directory: Path) -> dict[str, Any]:
@@ -275,47 +276,18 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def write_table(frame: pd.DataFrame, schema: pa.Schema, path: Path) -> str:
-    """Write a table as its schema has it; SHA-256 of the file."""
-    table = pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
-    pq.write_table(table.replace_schema_metadata(None), path, compression="zstd")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _read_table(directory: Path, name: str, schema: pa.Schema, digest: str | None) -> pd.DataFrame:
-    path = directory / f"{name}.parquet"
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ProfileError(f"{directory} lacks {path.name}", _AGAIN) from error
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise ProfileError(f"{path} is cut short or was changed: its digest is not the recorded one", _AGAIN)
-    try:
-        table = pq.read_table(pa.BufferReader(data))
-    except pa.ArrowException as error:
-        raise ProfileError(f"{path} is not parquet: {error}", _AGAIN) from error
-    if not table.schema.equals(schema):
-        raise ProfileError(f"{path} has other columns than schema version {SCHEMA_VERSION}", _AGAIN)
-    _require_finite(table, path)
-    frame: pd.DataFrame = table.to_pandas()
-    return frame
-
-
-def _require_finite(table: pa.Table, path: Path) -> None:
-    for field in table.schema:
-        column = table.column(field.name)
-        flat = pc.list_flatten(column) if pa.types.is_list(field.type) else column
-        if pa.types.is_floating(flat.type) and not pc.all(pc.is_finite(flat.drop_null()), min_count=0).as_py():
-            raise ProfileError(f"{path}: {field.name} holds NaN or infinity", _AGAIN)
-
-
-def _require_consistent(directory: Path, drafts: set[str], tape: pd.DataFrame, evidence: pd.DataFrame) -> None:
+def _require_consistent(directory: Path, drafts: set[str], tape: pa.Table, evidence: pa.Table) -> None:
     """Every continuation has its evidence for every draft, of the same length."""
-    lengths = dict(zip(tape["continuation"], tape["logprobs"].map(len), strict=True))
-    expected = {(draft, continuation) for draft in drafts for continuation in lengths}
-    if set(zip(evidence["draft"], evidence["continuation"], strict=True)) != expected or len(evidence) != len(expected):
+    continuations, specs, rows = (
+        labels(column) for column in (tape["continuation"], evidence["draft"], evidence["continuation"])
+    )
+    written = dict(zip(continuations, lengths(tape["logprobs"]), strict=True))
+    expected = {(draft, continuation) for draft in drafts for continuation in written}
+    if set(zip(specs, rows, strict=True)) != expected or evidence.num_rows != len(expected):
         raise ProfileError(f"{directory}: tape and acceptance do not hold the same continuations", _AGAIN)
+    whole = np.array([written[continuation] for continuation in rows])
     for name in ("draft_logprobs", "argmax_hits", "ranks", "proposed_tokens"):
-        for continuation, values in zip(evidence["continuation"], evidence[name], strict=True):
-            if values is not None and len(values) != lengths[continuation]:
-                raise ProfileError(f"{directory}: {name} of continuation {continuation} has another length", _AGAIN)
+        there = labels(evidence[name].is_valid()).astype(np.bool_)
+        wrong = there & (lengths(evidence[name]) != whole)
+        if wrong.any():
+            raise ProfileError(f"{directory}: {name} of continuation {rows[wrong][0]} has another length", _AGAIN)

@@ -11,7 +11,8 @@ import pandas as pd
 from spectune.costs import CostCells
 from spectune.fit import Setting, fit_settings
 from spectune.manifest import ConfirmationRecord, Load
-from spectune.profile import Confirmed, Profile, save_profile
+from spectune.profile import RUNS_SCHEMA, Confirmed, Profile, save_profile
+from spectune.tables import rows_where, to_arrow
 
 CATEGORIES = ("code", "chat", "creative")
 NGRAM = "ngram:min=1,max=4"
@@ -210,11 +211,9 @@ def _costs(
 
 def decoded(profile: Profile, k: int, gain: float) -> Profile:
     """The profile after a confirming run in which `k` tokens of the first draft gained `gain` at T = 0."""
-    tape = profile.tape[profile.tape["temperature"] == 0.0].head(8)
+    tape = rows_where(profile.tape, temperature=0.0).slice(0, 8)
     draft = profile.manifest.drafts[0].spec
-    evidence = profile.acceptance[
-        (profile.acceptance["draft"] == draft) & profile.acceptance["continuation"].isin(tape["continuation"])
-    ]
+    evidence = rows_where(profile.acceptance, draft=draft)
     runs = [
         {
             "draft": spec,
@@ -228,7 +227,7 @@ def decoded(profile: Profile, k: int, gain: float) -> Profile:
             "seconds": seconds,
         }
         for spec, depth, seconds in ((None, 0, 6.4), (draft, k, 6.4 / gain))
-        for prompt in tape["prompt_id"]
+        for prompt in tape["prompt_id"].to_pylist()
     ]
     record = ConfirmationRecord(
         created_at=profile.manifest.created_at,
@@ -240,5 +239,5 @@ def decoded(profile: Profile, k: int, gain: float) -> Profile:
         tables={},
     )
     manifest = profile.manifest.model_copy(update={"confirmation": record})
-    confirmed = Confirmed(tape=tape, acceptance=evidence, runs=pd.DataFrame.from_records(runs))
+    confirmed = Confirmed(tape=tape, acceptance=evidence, runs=to_arrow(pd.DataFrame.from_records(runs), RUNS_SCHEMA))
     return replace(profile, manifest=manifest, confirmed=confirmed)

@@ -83,14 +83,14 @@ def test_version_and_help(capsys) -> None:
     assert "recommend" in capsys.readouterr().out
 
 
-def test_help_and_recommend_never_import_torch(tmp_path) -> None:
+def test_help_and_recommend_never_import_torch_nor_pandas(tmp_path) -> None:
     from tests.profiles import make_profile
 
-    make_profile(tmp_path / "p", {0.0: 0.8})
+    make_profile(tmp_path / "p", {0.0: 0.8, 1.0: 0.7}, ngram_acceptance=0.5)
     for arguments in (["--help"], ["recommend", str(tmp_path / "p"), "-o", str(tmp_path / "s.md")]):
         code = (
             f"import sys; from spectune.cli.app import run; code = run({arguments!r}); "
-            "sys.exit(code or any(name in sys.modules for name in ('torch', 'transformers')))"
+            "sys.exit(code or any(name in sys.modules for name in ('torch', 'transformers', 'pandas')))"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -47,7 +47,7 @@ def test_real_decoding_takes_the_rounds_that_replay_says(profiled, capsys) -> No
     assert {(s["draft"], s["num_speculative_tokens"], s["temperature"]) for s in seen["settings"]} == {
         (spec, k, t) for spec in (draft, "ngram:min=1,max=4") for k in (1, 2, 4) for t in (0.0, 0.7)
     }
-    runs = profile.confirmed.runs
+    runs = profile.confirmed.runs.to_pandas()
     for spec in (draft, "ngram:min=1,max=4"):
         for k in (1, 2, 4):
             mine = runs[(runs["draft"] == spec) & (runs["num_speculative_tokens"] == k) & (runs["temperature"] == 0)]
@@ -64,7 +64,7 @@ def test_the_machine_output_is_what_the_runs_say(profiled, capsys) -> None:
     (one,) = seen["settings"]
     assert one.keys() >= PROMISED
     assert set(seen["null_errors"]) == {"always_one", "geometric"}
-    runs = load_profile(directory).confirmed.runs
+    runs = load_profile(directory).confirmed.runs.to_pandas()
     assert len(runs) == 16
     plain, mine = runs[runs["draft"].isna()], runs[runs["draft"] == draft]
     measured = mine["tokens"].sum() / mine["seconds"].sum() * plain["seconds"].sum() / plain["tokens"].sum()

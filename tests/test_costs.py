@@ -9,8 +9,10 @@ from spectune.errors import ProfileError
 from spectune.manifest import Load
 from spectune.measure.cost import Cell, _Samples
 from spectune.plan import recommend
+from spectune.profile import COSTS_SCHEMA
 from spectune.round_costs import judged_rounds
 from spectune.stats import median_half_width, steady_seconds
+from spectune.tables import to_arrow
 from tests.profiles import fitted_settings, make_profile
 
 MAIN = Load(batch=1, context_tokens=100)
@@ -46,13 +48,17 @@ def test_rounds_follow_the_drift_that_forwards_tell() -> None:
     assert median_half_width(steady[~forward]) < 0.2 * median_half_width(seconds[~forward])
 
 
+def cells_of(costs: pd.DataFrame) -> CostCells:
+    return CostCells(to_arrow(costs, COSTS_SCHEMA))
+
+
 @pytest.fixture
 def costs(tmp_path) -> pd.DataFrame:
-    return make_profile(tmp_path / "p", {0.0: 0.8}, verify_s=0.12, passes=30).costs
+    return make_profile(tmp_path / "p", {0.0: 0.8}, verify_s=0.12, passes=30).costs.to_pandas()
 
 
 def test_cells_give_their_own_median_and_its_spread(costs) -> None:
-    cells = CostCells(costs)
+    cells = cells_of(costs)
     key = CellKey(part="cost_p", tokens=3, load=MAIN)
     draws = cells.resampled(key)
     assert len(draws) == 1 + RESAMPLES
@@ -68,7 +74,7 @@ def test_few_samples_are_not_cut_into_folds(costs) -> None:
     few = costs[costs["measurement_pass"] < 6].copy()
     key = CellKey(part="cost_p", tokens=3, load=MAIN)
     few.loc[few[(few["part"] == "cost_p") & (few["tokens"] == 3)].index[0], "seconds"] *= 3  # one hiccup
-    cells = CostCells(few)
+    cells = cells_of(few)
     assert cells.folded(0, key) == pytest.approx(np.full(FOLDS, cells.resampled(key)[0]))
 
 
@@ -76,7 +82,7 @@ def test_overheads_below_zero_are_known_by_their_spread_too(costs) -> None:
     odd = costs.copy()
     mine = (odd["part"] == "overhead") & (odd["tokens"] == 4)
     odd.loc[mine, "seconds"] = np.random.default_rng(0).normal(-0.001, 0.05, mine.sum())
-    key, width = CostCells(odd).noisiest
+    key, width = cells_of(odd).noisiest
     assert (key.part, key.tokens) == ("overhead", 4)
     assert width > 0.1
 
@@ -84,7 +90,7 @@ def test_overheads_below_zero_are_known_by_their_spread_too(costs) -> None:
 def test_between_cells_a_line_beyond_them_nothing(costs) -> None:
     sparse = costs[(costs["part"] != "cost_p") | costs["tokens"].isin([1, 2, 5])].copy()
     sparse.loc[(sparse["part"] == "cost_p") & (sparse["tokens"] == 5), "seconds"] *= 2
-    cells = CostCells(sparse)
+    cells = cells_of(sparse)
     ends = [cells.resampled(CellKey(part="cost_p", tokens=n, load=MAIN))[0] for n in (2, 5)]
     between = cells.resampled(CellKey(part="cost_p", tokens=3, load=MAIN))[0]
     assert between == pytest.approx(ends[0] + (ends[1] - ends[0]) / 3)
@@ -97,7 +103,7 @@ def test_between_cells_a_line_beyond_them_nothing(costs) -> None:
 def test_the_line_between_neighbours_is_held_against_the_cell_in_the_middle(costs) -> None:
     bumpy = costs.copy()
     bumpy.loc[(bumpy["part"] == "cost_p") & (bumpy["tokens"] == 3), "seconds"] *= 1.25
-    residuals = CostCells(bumpy).surface_residuals()
+    residuals = cells_of(bumpy).surface_residuals()
     assert residuals[CellKey(part="cost_p", tokens=3, load=MAIN)] == pytest.approx(1 / 1.25 - 1, abs=0.01)
 
 
@@ -105,7 +111,7 @@ def test_the_noisiest_cell_is_named(costs) -> None:
     noisy = costs.copy()
     chosen = (noisy["part"] == "cost_p") & (noisy["tokens"] == 4)
     noisy.loc[chosen, "seconds"] *= np.exp(np.random.default_rng(0).normal(0, 0.3, chosen.sum()))
-    key, width = CostCells(noisy).noisiest
+    key, width = cells_of(noisy).noisiest
     assert (key.part, key.tokens) == ("cost_p", 4)
     assert width > 0.1
 
@@ -126,12 +132,13 @@ def test_plain_steps_which_every_ratio_rests_on_are_timed_four_times_a_pass() ->
 
 def test_whole_rounds_at_other_depths_judge_the_sum_of_the_parts(tmp_path) -> None:
     profile = make_profile(tmp_path / "p", {0.0: 0.8}, noise=0.0, max_k=8)
-    whole = profile.costs[(profile.costs["part"] == "overhead") & (profile.costs["tokens"] == 8)].copy()
+    costs = profile.costs.to_pandas()
+    whole = costs[(costs["part"] == "overhead") & (costs["tokens"] == 8)].copy()
     whole["part"], whole["seconds"] = "round", (8 * 0.01 + 0.105 + 0.002) * 1.1
-    rounds = profile.costs[(profile.costs["part"] == "overhead") & (profile.costs["tokens"] == 1)].copy()
+    rounds = costs[(costs["part"] == "overhead") & (costs["tokens"] == 1)].copy()
     rounds["part"] = "round"
 
-    (judged,) = judged_rounds(profile, CostCells(pd.concat([profile.costs, whole, rounds], ignore_index=True)))
+    (judged,) = judged_rounds(profile, cells_of(pd.concat([costs, whole, rounds], ignore_index=True)))
     assert (judged.num_speculative_tokens, judged.greedy) == (8, True)
     assert judged.error == pytest.approx(1 / 1.1 - 1, abs=1e-6)
 
@@ -140,14 +147,15 @@ def test_other_loads_have_their_own_answer_and_the_turn_is_between_them(tmp_path
     from dataclasses import replace
 
     profile = make_profile(tmp_path / "p", {0.0: 0.8})
-    forwards = profile.costs[profile.costs["part"].isin(["cost_p", "cost_q"])]
+    costs = profile.costs.to_pandas()
+    forwards = costs[costs["part"].isin(["cost_p", "cost_q"])]
     many = forwards[forwards["tokens"] != 4].assign(batch=8)  # n = 4 lies between n = 3 and 5
     many["seconds"] *= np.where(many["part"] == "cost_p", 1.0 + many["tokens"], 3.0)  # compute-bound
     loads = [MAIN, Load(batch=8, context_tokens=100)]
     settings = profile.manifest.settings.model_copy(update={"loads": loads})
     both = replace(
         profile,
-        costs=pd.concat([profile.costs, many], ignore_index=True),
+        costs=to_arrow(pd.concat([costs, many], ignore_index=True), COSTS_SCHEMA),
         manifest=profile.manifest.model_copy(update={"settings": settings}),
     )
     assert len(fitted_settings(both, loads)) == 2 * len(fitted_settings(profile))

@@ -1,11 +1,15 @@
 """The formula's fit: a verdict that can go either way, and what it would have cost to believe it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from spectune.formula import fit_formula
 from spectune.plan import recommend
+from spectune.profile import ACCEPTANCE_SCHEMA
 from spectune.speedup import expected_tokens, log_slope
+from spectune.tables import to_arrow
 from tests.profiles import fitted_settings, make_profile
 
 
@@ -32,11 +36,12 @@ def test_bursts_mislead_it_and_the_reader_is_told(tmp_path) -> None:
     """Some stretches are copied, others not: long runs are likelier than one α allows."""
     profile = make_profile(tmp_path / "p", {0.0: 0.5}, prompts=80, max_k=8)
     rng = np.random.default_rng(4)
-    evidence = profile.acceptance
+    evidence = profile.acceptance.to_pandas()
     for row in range(len(profile.tape)):
         easy = np.repeat(rng.random(4) < 0.4, 16)
         hit = rng.random(64) < np.where(easy, 0.98, 0.15)
         evidence.at[row, "argmax_hits"] = hit
+    profile = replace(profile, acceptance=to_arrow(evidence, ACCEPTANCE_SCHEMA))
     settings = fitted_settings(profile)
     (fit,) = fit_formula(settings)
     assert fit.verdict == "misleads"

@@ -46,7 +46,7 @@ def test_profile_then_recommend(models, workload, tmp_path, capsys) -> None:
     assert saved.manifest.environment.dtype == "float32" or torch.cuda.is_available()
     assert "costs took" in (output / "run.log").read_text()
     assert len(fitted_settings(saved)) == 2 * 2 * 3
-    overlaps = np.concatenate(saved.acceptance["overlaps"].dropna().to_list())
+    overlaps = np.concatenate(saved.acceptance["overlaps"].drop_null().to_pylist())
     assert ((overlaps >= 0) & (overlaps <= 1 + 1e-6)).all()
     assert run(["recommend", str(output), "-o", str(tmp_path / "s.md")]) in (0, 4)
 
@@ -55,8 +55,10 @@ def test_the_overlap_is_the_mean_acceptance_of_a_sampled_draft(models, workload,
     profile(models, workload, tmp_path / "p", "--draft", models[1], "--overlap", "--temperature", "1",
             "--max-new-tokens", "64")  # fmt: skip
     saved = load_profile(tmp_path / "p")
-    ratio = np.concatenate(saved.acceptance["draft_logprobs"]) - np.concatenate(saved.tape["logprobs"])
-    accept, overlap = np.exp(np.minimum(ratio, 0)), np.concatenate(saved.acceptance["overlaps"])
+    evidence = saved.acceptance
+    columns = (saved.tape["logprobs"], evidence["draft_logprobs"], evidence["overlaps"])
+    target, draft, overlap = (np.concatenate(column.to_pylist()) for column in columns)
+    accept = np.exp(np.minimum(draft - target, 0))
     difference = accept - overlap  # zero in expectation at every position
     assert abs(difference.mean()) < 3.5 * difference.std() / np.sqrt(len(difference))
 

@@ -24,13 +24,7 @@ from spectune.measure.acceptance import acceptance_table
 from spectune.measure.environment import environment
 from spectune.measure.tape import TapePrompt, tape_table, teacher_forced_rows, without_text
 from spectune.models import EMBEDDED, LanguageModel, load_model, prompt_token_ids
-from spectune.profile import (
-    RUNS_SCHEMA,
-    Confirmed,
-    Profile,
-    require_replaceable,
-    save_confirmation,
-)
+from spectune.profile import RUNS_SCHEMA, Profile, require_replaceable, save_confirmation
 from spectune.sampling import Sampling
 from spectune.scoring import ModelScorer
 from spectune.workload import load_workload
@@ -65,7 +59,7 @@ def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progres
     """Decode, and add what was seen to the profile. Raises: SpectuneError; the profile is then as it was."""
     require_replaceable(request.directory)
     chosen = _chosen(profile, request)
-    if len(chosen) < len(set(profile.held_out["category"])):
+    if len(chosen) < len(profile.held_out["category"].unique()):
         progress.say("fewer prompts than categories: the prediction is for the whole mix, the run for a part of it")
     target = _same_model(profile.manifest.target, profile, request, progress)
     prompts = _prompts(chosen, target, request.workload or profile.manifest.run.workload)
@@ -73,11 +67,11 @@ def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progres
     drafts = {spec: _draft(spec, target, profile, request, progress) for spec in specs}
     runs, continuations = _decode_all(target, drafts, prompts, profile, request, progress)
     tape = tape_table(teacher_forced_rows(target, continuations, _categories(prompts)))
-    confirmed = Confirmed(
-        tape=without_text(tape) if profile.manifest.run.no_text else tape,
-        acceptance=acceptance_table(drafts, continuations, profile.manifest.settings.max_k, progress),
-        runs=pd.DataFrame.from_records(runs, columns=RUNS_SCHEMA.names),
-    )
+    tables = {
+        "confirmed_tape": without_text(tape) if profile.manifest.run.no_text else tape,
+        "confirmed_acceptance": acceptance_table(drafts, continuations, profile.manifest.settings.max_k, progress),
+        "confirmed_runs": pd.DataFrame.from_records(runs, columns=RUNS_SCHEMA.names),
+    }
     record = {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(target).model_dump(),
@@ -86,12 +80,12 @@ def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progres
         "max_new_tokens": request.max_new_tokens,
         "command": request.command,
     }
-    return save_confirmation(request.directory, record, confirmed)
+    return save_confirmation(request.directory, record, tables)
 
 
 def _chosen(profile: Profile, request: ConfirmRequest) -> pd.DataFrame:
     """Held-out prompts, the first of each category in turn, so that few still cover all of them."""
-    table = profile.held_out.copy()
+    table: pd.DataFrame = profile.held_out.to_pandas()
     if table.empty:
         raise ConfigError("the profile holds no prompts back", "profile four or more prompts of a category")
     table["turn"] = table.groupby("category").cumcount()

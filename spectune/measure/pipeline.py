@@ -31,6 +31,7 @@ from spectune.measure.tape import (
 )
 from spectune.profile import COSTS_SCHEMA, TAPE_SCHEMA, Profile, load_profile, save_profile
 from spectune.run import Run, differences
+from spectune.tables import to_arrow
 
 log = logging.getLogger("spectune")
 
@@ -245,7 +246,7 @@ def _notices(
             message = f"{count} of {per_temperature} continuations at T = {temperature} repeat an 8-gram"
             advice = "n-gram looks better here than on varied text"
             found.append(Notice(code="repeats", message=message, advice=advice))
-    cells = CostCells(costs)
+    cells = CostCells(to_arrow(costs, COSTS_SCHEMA))
     cell, width = cells.noisiest
     if width > KNOWN_WITHIN:
         known = f"within ±{width:.1%} only" if width < float("inf") else "too few times to tell its spread"
