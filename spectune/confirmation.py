@@ -74,6 +74,9 @@ class Confirmation:
     max_method_error: float
     fraction_inside_interval: float | None
     null_errors: NullErrors
+    plain_step_ratio: (
+        float  # time of a plain step, decoded over profiled, at the temperature where it is furthest from 1
+    )
 
 
 def confirmation(profile: Profile, cells: CostCells, fitted_settings: Sequence[Setting]) -> Confirmation | None:
@@ -98,7 +101,19 @@ def confirmation(profile: Profile, cells: CostCells, fitted_settings: Sequence[S
             always_one=float(np.median([setting.always_one_error for setting in settings])),
             geometric=float(np.median([setting.geometric_error for setting in settings])),
         ),
+        plain_step_ratio=_plain_step_ratio(profile, fitted_settings),
     )
+
+
+def _plain_step_ratio(profile: Profile, fitted_settings: Sequence[Setting]) -> float:
+    """The machine of the run against the machine of the profile: what no prediction can know."""
+    assert profile.confirmed is not None
+    ratios = []
+    for temperature, profiled_s in {one.temperature: one.plain_s for one in fitted_settings}.items():
+        plain = _runs(profile, None, 0, temperature)
+        if plain.num_rows:
+            ratios.append(float(numbers(plain["seconds"]).sum() / numbers(plain["rounds"]).sum() / profiled_s))
+    return max(ratios, key=lambda ratio: abs(np.log(ratio)))
 
 
 def predicted_interval(one: ConfirmedSetting) -> Interval:

@@ -209,7 +209,7 @@ def _costs(
     )
 
 
-def decoded(profile: Profile, k: int, gain: float) -> Profile:
+def decoded(profile: Profile, k: int, gain: float, plain_s: float = 0.1) -> Profile:
     """The profile after a confirming run in which `k` tokens of the first draft gained `gain` at T = 0."""
     tape = rows_where(profile.tape, temperature=0.0).slice(0, 8)
     draft = profile.manifest.drafts[0].spec
@@ -226,7 +226,7 @@ def decoded(profile: Profile, k: int, gain: float) -> Profile:
             "proposed": 20 * depth,
             "seconds": seconds,
         }
-        for spec, depth, seconds in ((None, 0, 6.4), (draft, k, 6.4 / gain))
+        for spec, depth, seconds in ((None, 0, 64 * plain_s), (draft, k, 64 * plain_s / gain))
         for prompt in tape["prompt_id"].to_pylist()
     ]
     record = ConfirmationRecord(

@@ -9,9 +9,11 @@ from spectune.cli.app import run
 from spectune.confirmation import confirmation
 from spectune.costs import CostCells
 from spectune.fit import draft_record, whole_texts
+from spectune.plan import recommend
 from spectune.profile import load_profile
+from spectune.report.skill import machine_change
 from tests.checkpoints import WORDS, save_checkpoint
-from tests.profiles import fitted_settings
+from tests.profiles import decoded, fitted_settings, make_profile
 from tests.test_skill import LITERALS, unexplained_numbers
 
 PROMISED = {
@@ -89,6 +91,16 @@ def test_the_skill_shows_predicted_against_measured(profiled, capsys, tmp_path) 
     saved = load_profile(directory)
     again = confirmation(saved, CostCells(saved.costs), fitted_settings(saved))
     assert again.settings[0].measured_speedup == seen["settings"][0]["measured_speedup"]
+
+
+def test_a_machine_that_changed_between_profile_and_run_is_told(tmp_path) -> None:
+    profile = make_profile(tmp_path / "p", {0.0: 0.8}, plain_s=0.1, noise=0.0)
+    for plain_s, told in ((0.101, False), (0.13, True), (0.07, True)):
+        seen = recommend(decoded(profile, 2, 1.2, plain_s)).confirmation
+        assert seen.plain_step_ratio == pytest.approx(plain_s / 0.101)  # the loop takes 1 ms beside the forward
+        line = machine_change(seen)
+        assert (line is not None) == told
+        assert line is None or f"took {plain_s / 0.101:.2f} times as long" in line
 
 
 @pytest.mark.parametrize(

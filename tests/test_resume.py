@@ -79,6 +79,8 @@ def test_killed_at_any_moment_the_same_command_ends_at_the_same_tape(models, wor
     command = arguments(models, workload, output)
     for shards in (1, 5, 14):
         stopped(command, output, shards, signal.SIGKILL)
+    torn = next(unfinished(output).glob("*.parquet"))  # as a machine without power can leave it
+    torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
     process = started(command)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from spectune.confirmation import measured_interval, predicted_interval
-from spectune.report.skill import formula_text, interval_text
+from spectune.report.skill import formula_text, interval_text, machine_change
 from spectune.selection import choose
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def show_confirmation(seen: "Confirmation") -> None:
     ]
     if inside is not None:
         lines.append(f"{inside:.0%} of the measured figures fell into the predicted interval")
+    lines += [changed] if (changed := machine_change(seen)) else []
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 

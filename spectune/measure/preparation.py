@@ -176,9 +176,10 @@ def _too_long(places: Sequence[tuple[str, int]], room: int) -> list[Notice]:
 def _headline(target: LanguageModel, workload: Workload, samplings: list[Sampling], run: Run, specs: list[str]) -> str:
     env = environment(target)
     held_out, temperatures = len(workload.held_out), ", ".join(f"{s.temperature:g}" for s in samplings)
+    categories = f"{len(workload.categories)} categor{'y' if len(workload.categories) == 1 else 'ies'}"
     return (
         f"spectune {spectune.__version__} · {env.device}, {env.threads} threads, {env.dtype} · {target.name}\n"
-        f"workload {workload.name}, {len(workload.prompts)} prompts in {len(workload.categories)} categories "
+        f"workload {workload.name}, {len(workload.prompts)} prompts in {categories} "
         f"({held_out} held out) · T = {temperatures} · K up to {run.max_k}\n"
         f"drafts {', '.join(specs)}{'' if run.draft else ' (none given; n-gram needs no second model)'}"
     )

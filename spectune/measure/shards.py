@@ -49,8 +49,12 @@ class Shards:
         return table
 
     def has(self, name: str) -> bool:
-        """Whether that table is there."""
-        return self.resumed and (self._folder / f"{name}.parquet").is_file()
+        """Whether that table is there, and whole: a machine that loses power can tear a file that was renamed."""
+        path = self._folder / f"{name}.parquet"
+        try:
+            return self.resumed and pq.ParquetFile(path).metadata is not None
+        except (OSError, pa.ArrowException):
+            return False
 
     def discard(self) -> None:
         """Nothing is left to go on with."""

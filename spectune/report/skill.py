@@ -12,6 +12,7 @@ from spectune.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recom
 from spectune.stats import Interval
 
 _CANDIDATES_SHOWN = 24
+_MACHINE_CHANGED = 1.1
 
 
 def skill_markdown(
@@ -198,7 +199,19 @@ def _confirmed(seen: Confirmation) -> str:
     )
     inside = seen.fraction_inside_interval
     held = "" if inside is None else f" The predicted interval held {inside:.2f} of the measured figures."
-    return f"## Predicted against measured\n\n{note}{held}\n\n{_table(header, map(_confirmed_row, seen.settings))}"
+    changed = "" if not (line := machine_change(seen)) else f" {line[0].upper()}{line[1:]}."
+    rows = map(_confirmed_row, seen.settings)
+    return f"## Predicted against measured\n\n{note}{held}{changed}\n\n{_table(header, rows)}"
+
+
+def machine_change(seen: Confirmation) -> str | None:
+    """A line where the machine was faster or slower at the run than while it was profiled."""
+    ratio = seen.plain_step_ratio
+    if max(ratio, 1 / ratio) <= _MACHINE_CHANGED:
+        return None
+    return (
+        f"plain steps took {ratio:.2f} times as long as while profiling: the machine changed, which no prediction knows"
+    )
 
 
 def _confirmed_row(one: ConfirmedSetting) -> tuple[str, ...]:
