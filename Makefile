@@ -1,6 +1,7 @@
 # make demo   profile the embedded default target, confirm the chosen K, write the skill
 # make test   every test but slow and gpu
 # make bench  bounds on speed and memory, on an idle machine
+# make guard  profile in two minutes and check it against profiles/reference, on acceptance only
 # make gpu    profile, recommend and confirm on a CUDA device, and the tests that need one
 # make check  format, lint, types, import contract, docs drift, then the tests
 SHELL := /bin/bash
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test bench check slow gpu format docs clean
+.PHONY: demo test bench check slow guard gpu format docs clean
 
 demo: $(VENV)/.runs
 	$(BIN)/spectune profile --run profiles/demo.yaml
@@ -35,6 +36,10 @@ check: $(VENV)/.develops
 slow: $(VENV)/.develops
 	$(BIN)/python -m pytest -m slow
 
+guard: $(VENV)/.runs
+	$(BIN)/spectune profile --run profiles/ci.yaml --force
+	$(BIN)/spectune check profiles/reference profiles/ci --only acceptance
+
 # with the interpreter that has a CUDA torch; no network, nothing is installed
 gpu:
 	$(PYTHON) -m tests.gpu $(GPU)
@@ -48,7 +53,7 @@ docs: $(VENV)/.develops
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) profiles/demo
+	rm -rf $(VENV) profiles/demo profiles/ci
 
 # torch first and alone: a pinned version, so that no other package asks for a newer build of several gigabytes
 $(VENV)/.runs: pyproject.toml constraints.txt

@@ -1,6 +1,6 @@
 """The cost table as cells: medians with the machine's drift divided out, how well each is known, what lies between."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -18,10 +18,18 @@ Floats = NDArray[np.float64]
 
 RESAMPLES = 2000
 FOLDS = 5
+FORWARDS = ("cost_p", "cost_q", "reference")
+"""Parts of known work, which tell how fast the machine was in a pass; the others are real rounds."""
 KNOWN_WITHIN = 0.03
 _FEWEST_OF_A_FOLD = 5
 _KEYS = ["part", "draft", "temperature", "tokens", "batch", "context_tokens"]
-_NAMES = {"cost_p": "verify n", "cost_q": "draft n", "overhead": "overhead K", "round": "round K"}
+_NAMES = {
+    "cost_p": "verify n",
+    "cost_q": "draft n",
+    "overhead": "overhead K",
+    "round": "round K",
+    "reference": "reference product n",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +61,14 @@ Statistic = Callable[[Samples], Floats]
 class CostCells:
     """All cells of a profile; every figure is a median, for each of which `resampled` gives its spread."""
 
-    def __init__(self, costs: pa.Table) -> None:
-        self.samples = _samples(costs)
+    def __init__(self, samples: Mapping[CellKey, Samples]) -> None:
+        self.samples = samples
         self._resampled: dict[CellKey, Floats] = {}
+
+    @staticmethod
+    def of(costs: pa.Table) -> "CostCells":
+        """The cells of a table as profile.COSTS_SCHEMA has it."""
+        return CostCells(_samples(costs))
 
     def sizes(self, part: str, load: Load, draft: str | None = None, greedy: bool | None = None) -> list[int]:
         """The tokens that a part was measured at."""
@@ -71,6 +84,13 @@ class CostCells:
     def folded(self, side: Literal[0, 1], key: CellKey) -> Floats:
         """[FOLDS] the median of each fifth of the samples (side 0), or of the other four fifths (side 1)."""
         return self.interpolated(key, _folds)[:, side]
+
+    def count(self, key: CellKey) -> int:
+        """How many samples a cell has; the fewest of its neighbours where it lies between two."""
+        if key in self.samples:
+            return len(self.samples[key].seconds)
+        near = [one for one in self.samples if _at(one, key.tokens) == key]
+        return min((len(self.samples[one].seconds) for one in near), default=0)
 
     def interpolated(self, key: CellKey, statistic: Statistic) -> Floats:
         """The cell's own figure where it was measured, else linear in n between the nearest measured ones.
@@ -105,6 +125,12 @@ class CostCells:
         plain_s = 0.0 if plain is None else float(np.median(plain.seconds))
         return median_half_width(self.samples[key].seconds, plain_s)
 
+    def scaled(self, factor: float) -> "CostCells":
+        """The same cells, all seconds times a factor."""
+        return CostCells(
+            {key: Samples(seconds=one.seconds * factor, passes=one.passes) for key, one in self.samples.items()}
+        )
+
     def surface_residuals(self) -> dict[CellKey, float]:
         """How far the line between its neighbours misses each inner cell of cost_p, relative to it."""
         found = {}
@@ -119,6 +145,35 @@ class CostCells:
         return found
 
 
+def unsteadiness(costs: pa.Table, referenced: bool) -> float:
+    """Standard deviation between fifths of a run of how long forwards took, in logs; relative to the reference
+    product of the same passes, if `referenced`.
+
+    A run that is too short for fifths has none to show: infinite.
+    """
+    parts, passes = labels(costs["part"]), labels(costs["measurement_pass"]).astype(np.int64)
+    count = int(passes.max(initial=-1)) + 1
+    if count < FOLDS:
+        return float("inf")
+    cells = np.array(list(map(str, zip(*(costs[name].to_pylist() for name in _KEYS), strict=True))))
+    logs = np.log(np.maximum(numbers(costs["seconds"]), 1e-12))
+    level = _by_fifth(logs, cells, passes, parts == "cost_p", count)
+    if referenced:
+        level = level - _by_fifth(logs, cells, passes, parts == "reference", count)
+    return float(np.std(level, ddof=1))
+
+
+def _by_fifth(
+    logs: Floats, cells: NDArray[np.str_], passes: NDArray[np.int64], mine: NDArray[np.bool_], count: int
+) -> Floats:
+    """[FOLDS] mean over consecutive passes of logs less their own cell's mean."""
+    _, cell = np.unique(cells[mine], return_inverse=True)
+    fifth = passes[mine] * FOLDS // count
+    centred = logs[mine] - (np.bincount(cell, logs[mine]) / np.bincount(cell))[cell]
+    sums, samples = np.bincount(fifth, centred, FOLDS), np.bincount(fifth, minlength=FOLDS)
+    return np.asarray(sums / np.maximum(samples, 1))
+
+
 def _at(key: CellKey, tokens: int) -> CellKey:
     return CellKey(part=key.part, tokens=tokens, load=key.load, draft=key.draft, greedy=key.greedy)
 
@@ -127,7 +182,7 @@ def _samples(costs: pa.Table) -> dict[CellKey, Samples]:
     rows = list(zip(*(costs[name].to_pylist() for name in _KEYS), strict=True))
     places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
     cells, passes = np.array([places[row] for row in rows]), labels(costs["measurement_pass"]).astype(np.int64)
-    forwards = np.isin(labels(costs["part"]), ["cost_p", "cost_q"])
+    forwards = np.isin(labels(costs["part"]), FORWARDS)
     steady = steady_seconds(numbers(costs["seconds"]), cells, passes, forwards)
     return {
         _key(*row): Samples(seconds=steady[cells == place], passes=passes[cells == place])

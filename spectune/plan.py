@@ -51,7 +51,7 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
     round was recorded.
     """
     headline = _headline_temperature(profile.manifest, temperature)
-    cells = CostCells(profile.costs)
+    cells = CostCells.of(profile.costs)
     everywhere = fit_settings(profile, cells, profile.manifest.settings.loads)
     settings = [setting for setting in everywhere if setting.load == profile.main_load]
     formula, confirmed = fit_formula(settings), confirmation(profile, cells, settings)

@@ -58,7 +58,7 @@ ACCEPTANCE_SCHEMA = pa.schema(
 )
 COSTS_SCHEMA = pa.schema(
     [
-        pa.field("part", pa.string(), nullable=False),  # cost_p, cost_q, overhead or round (a whole one)
+        pa.field("part", pa.string(), nullable=False),  # cost_p, cost_q, overhead, round (a whole one) or reference
         pa.field("draft", pa.string()),  # null where the part does not depend on it
         pa.field("temperature", pa.float64()),  # null where the part does not depend on it
         pa.field("tokens", pa.int32(), nullable=False),  # n for cost_p and cost_q, K for overhead and round

@@ -25,18 +25,32 @@ class Run:
     batch: list[int] = field(default_factory=list)
     context: list[int] = field(default_factory=list)
     budget_s: float = 60.0
+    quick: bool = False
+    tape: str | None = None
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
     overlap: bool = False
     no_text: bool = False
     trust_remote_code: bool = False
+    max_regression: dict[str, float] = field(default_factory=dict)
     output: str | None = None
 
 
-def read_run(path: Path | None, options: Mapping[str, Any]) -> Run:
-    """The run of a file, with the options that were given in its stead. Raises: ConfigError naming key and remedy."""
-    return _checked({**(_run_file(path) if path else {}), **options}, path)
+MAX_REGRESSION = 0.05
+"""The change for the worse, as a share, that a check lets pass where `max_regression` names no other."""
+
+QUICK: dict[str, Any] = {"temperature": [0.0], "max_k": 4, "max_new_tokens": 32, "budget_s": 30.0}
+"""What `quick` stands for, where nothing else is asked for: two minutes on two cores with the embedded target."""
+
+
+def read_run(path: Path | None, options: Mapping[str, Any], tape: Mapping[str, Any] | None = None) -> Run:
+    """The run of a file, with the options that were given in its stead, over what a `tape` was recorded with.
+
+    Raises: ConfigError naming key and remedy.
+    """
+    given = {**(_run_file(path) if path else {}), **options}
+    return _checked({**(QUICK if given.get("quick") else {}), **(tape or {}), **given}, path)
 
 
 def differences(one: Run, other: Run) -> list[str]:
@@ -45,7 +59,7 @@ def differences(one: Run, other: Run) -> list[str]:
     return [
         f"{name} ({_shown(ours[name])}, now {_shown(theirs[name])})"
         for name in ours
-        if ours[name] != theirs[name] and name not in ("output", "trust_remote_code")
+        if ours[name] != theirs[name] and name not in ("output", "trust_remote_code", "max_regression")
     ]
 
 

@@ -1,6 +1,7 @@
 """Intervals. The unit is the prompt; counts are pooled; ratios are never averaged."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -25,6 +26,72 @@ class Interval:
     estimate: float
     low: float | None
     high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A figure relative to an earlier one, less 1, with its 95% interval and the chance of so much without a change."""
+
+    relative: float
+    low: float
+    high: float
+    p_value: float
+
+    @staticmethod
+    def of_logs(log: float, error: float, degrees: float) -> "Change":
+        """From a difference of logs and its standard error."""
+        half, p_value = _half_and_p(log, error, degrees)
+        low, high = math.expm1(log - half), (math.expm1(log + half) if log + half < 700 else math.inf)
+        return Change(relative=math.expm1(log), low=low, high=high, p_value=p_value)
+
+    @staticmethod
+    def of_difference(difference: float, error: float, before: float, degrees: float) -> "Change":
+        """From a plain difference and its standard error, for figures that may fall to 0; `before` is above 0."""
+        half, p_value = _half_and_p(difference, error, degrees)
+        ends = (difference - half) / before, (difference + half) / before
+        return Change(relative=difference / before, low=ends[0], high=ends[1], p_value=p_value)
+
+
+def _half_and_p(value: float, error: float, degrees: float) -> tuple[float, float]:
+    """Half of the 95% interval, two-sided p-value; unknown errors and fewer than two observations leave all open."""
+    if not math.isfinite(error) or degrees < 1:
+        return math.inf, 1.0
+    if error == 0:
+        return 0.0, float(value == 0)
+    return t_quantile(degrees, 0.975) * error, t_tails(abs(value) / error, degrees)
+
+
+def pooled(variances: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Standard error of a sum of independent errors, each a variance and its degrees of freedom, and its own degrees.
+
+    Source: Satterthwaite 1946; Welch 1947.
+    """
+    total = sum(variance for variance, _ in variances)
+    if not 0 < total < math.inf:
+        return math.sqrt(total), 1.0
+    spread = sum(variance**2 / max(degrees, 1.0) for variance, degrees in variances)
+    return math.sqrt(total), min(total**2 / spread, 1e6) if spread > 0 else 1e6
+
+
+def holm(p_values: Sequence[float], level: float) -> list[bool]:
+    """Which of several hypotheses fall, so that the chance of any false one is at most `level`.
+
+    Source: Holm 1979, A simple sequentially rejective multiple test procedure.
+    """
+    fallen = [False] * len(p_values)
+    for step, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        if p_values[index] > level / (len(p_values) - step):
+            break
+        fallen[index] = True
+    return fallen
+
+
+def t_tails(t: float, degrees: float) -> float:
+    """P(|T| > t) of Student's t with real `degrees` ≥ 1 of freedom, by the integral that t_quantile inverts."""
+    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(math.pi)
+    angle = math.atan(t / math.sqrt(degrees))
+    inside = np.cos(angle * (_NODES + 1) / 2) ** (degrees - 1)
+    return min(max(1 - scale * angle * float(_WEIGHTS @ inside), 0.0), 1.0)
 
 
 @cache
@@ -76,6 +143,19 @@ def log_ratio_influence(
     if count < 2 or np.any(left_top <= 0) or np.any(left_bottom <= 0):
         return np.full(count, np.nan)
     leave_one_out = np.log(left_top / left_bottom)
+    return np.asarray((leave_one_out.mean() - leave_one_out) * np.sqrt((count - 1) / count))
+
+
+def ratio_influence(
+    numerators: Floats,  # [prompts]
+    denominators: Floats,  # [prompts]
+) -> Floats:  # [prompts]
+    """What each prompt does to Σnumerators/Σdenominators, which may be 0; as log_ratio_influence."""
+    count = len(numerators)
+    left = denominators.sum() - denominators
+    if count < 2 or np.any(left <= 0):
+        return np.full(count, np.nan)
+    leave_one_out = (numerators.sum() - numerators) / left
     return np.asarray((leave_one_out.mean() - leave_one_out) * np.sqrt((count - 1) / count))
 
 

@@ -52,7 +52,7 @@ def repeatability(first: Path, second: Path) -> float:
     from spectune.costs import CostCells
     from spectune.profile import load_profile
 
-    one, two = (CostCells(load_profile(path).costs) for path in (first, second))
+    one, two = (CostCells.of(load_profile(path).costs) for path in (first, second))
     forwards = [key for key in one.samples if key.part in ("cost_p", "cost_q") and key.draft != "ngram:min=1,max=4"]
     return max(abs(one.resampled(key)[0] / two.resampled(key)[0] - 1) for key in forwards)
 

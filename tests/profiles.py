@@ -19,7 +19,7 @@ NGRAM = "ngram:min=1,max=4"
 
 
 def fitted_settings(profile: Profile, loads: Sequence[Load] = ()) -> list[Setting]:
-    return fit_settings(profile, CostCells(profile.costs), loads)
+    return fit_settings(profile, CostCells.of(profile.costs), loads)
 
 
 def manifest(
@@ -191,6 +191,7 @@ def _costs(
             for t in classes
             for k in sorted({1, 2, 4, max_k} & set(range(1, max_k + 1)))
         ]
+    cells += [("reference", None, None, n, 0.01 * n) for n in (1, max_k + 1)]
     return pd.DataFrame.from_records(
         [
             {

@@ -89,7 +89,7 @@ def test_the_skill_shows_predicted_against_measured(profiled, capsys, tmp_path) 
     assert "## Predicted against measured" in markdown
     assert f"{seen['settings'][0]['measured_speedup']:.2f}×" in markdown
     saved = load_profile(directory)
-    again = confirmation(saved, CostCells(saved.costs), fitted_settings(saved))
+    again = confirmation(saved, CostCells.of(saved.costs), fitted_settings(saved))
     assert again.settings[0].measured_speedup == seen["settings"][0]["measured_speedup"]
 
 

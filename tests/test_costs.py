@@ -49,7 +49,7 @@ def test_rounds_follow_the_drift_that_forwards_tell() -> None:
 
 
 def cells_of(costs: pd.DataFrame) -> CostCells:
-    return CostCells(to_arrow(costs, COSTS_SCHEMA))
+    return CostCells.of(to_arrow(costs, COSTS_SCHEMA))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import spectune
+from spectune.cli.check import check
 from spectune.cli.confirm import confirm
 from spectune.cli.profile import profile
 from spectune.cli.recommend import recommend
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(profile)
 app.command()(recommend)
 app.command()(confirm)
+app.command()(check)
 app.command()(show)
 app.command("what-if")(what_if)
 

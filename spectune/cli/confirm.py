@@ -62,7 +62,7 @@ def confirm(
     from spectune.profile import load_profile
 
     profile = load_profile(directory)
-    cells = CostCells(profile.costs)
+    cells = CostCells.of(profile.costs)
     fitted = fit_settings(profile, cells)
     recorded = profile.manifest.settings.max_new_tokens
     length = recorded if max_new_tokens is None else max_new_tokens

@@ -81,6 +81,19 @@ def profile(
     budget_s: Annotated[
         float, typer.Option(metavar="S", help="Time for measuring costs, in seconds.")
     ] = _DEFAULTS.budget_s,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="For CI: T = 0, up to K = 4, 32 tokens, 30 s for costs, wherever nothing else is asked for.",
+        ),
+    ] = False,
+    tape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Replay the drafts on the texts of this profile instead of recording its target again."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1, …")] = _DEFAULTS.device,
     dtype: Annotated[str, typer.Option(metavar="T", help="auto, float32, bfloat16 or float16.")] = _DEFAULTS.dtype,
     seed: Annotated[int, typer.Option(metavar="S", help="Seed of every random choice.")] = _DEFAULTS.seed,
@@ -108,6 +121,10 @@ def profile(
     from spectune.measure.preparation import ProfileRequest, check_run
 
     asked = read_run(run, _given(context_of_call))
+    if asked.tape is not None:
+        from spectune.measure.preparation import recorded_with
+
+        asked = read_run(run, _given(context_of_call), recorded_with(Path(asked.tape)))
     if asked.output is None:
         raise ConfigError("there is no directory to save in", "give -o DIR, or output: DIR in the run file")
     command = shlex.join(["spectune", *sys.argv[1:]])
@@ -156,7 +173,7 @@ def _measure(request: "ProfileRequest", verbose: bool) -> None:
         with _logging_to(run_log, verbose):
             measured = measure_profile(request, progress, run_log)
     console, output = progress.console, request.output
-    settings = fit_settings(measured, CostCells(measured.costs))
+    settings = fit_settings(measured, CostCells.of(measured.costs))
     console.print()
     show_settings(console, settings, fit_formula(settings))
     show_warnings(console, measured.manifest.warnings)

@@ -1,13 +1,13 @@
 """`spectune recommend`."""
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spectune.cli.files import write_whole
 from spectune.errors import ConfigError, InsufficientDataError
 
 if TYPE_CHECKING:
@@ -28,11 +28,15 @@ def recommend(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="File to write the skill to.")
     ] = DEFAULT_SKILL,
+    verify: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write nothing; say whether this skill still follows from the profile."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the recommendation as JSON on stdout.")] = False,
 ) -> int:
     """Decide from a profile: which draft and K, up to which temperature, or plain decoding; write the skill.
 
-    Exits with 4 where the data do not decide.
+    Exits with 4 where the data do not decide; with --verify, with 1 where the file says something else.
     """
     from spectune.engines import transformers, vllm
     from spectune.plan import recommend as decide
@@ -42,8 +46,11 @@ def recommend(
 
     decided = decide(load_profile(directory), temperature)
     configs = [vllm.config(decided), transformers.config(decided)]
+    output = verify or output
     drawn = {name: (f"{output.stem}-{name}.svg", svg) for name, svg in figures(decided).items()}
     skill = skill_markdown(decided, configs, {name: file for name, (file, _) in drawn.items()})
+    if verify:
+        return _verified(verify, skill)
     for file, svg in drawn.values():
         write_whole(output.with_name(file), svg)
     write_whole(output, skill)
@@ -62,20 +69,22 @@ def recommendation_object(decided: "Recommendation", configs: list["EngineConfig
     return {**asdict(decided), "warnings": warnings, "configs": [asdict(config) for config in configs]}
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file or leave the old one. Raises: ConfigError where it cannot be written."""
-    partial = path.with_name(f".{path.name}.partial")
+def _verified(path: Path, skill: str) -> int:
+    """Whether the file is that skill; on stdout, the lines that it has and lacks."""
+    import difflib
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(None, "is a directory")
-        partial.write_text(text, "utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ConfigError(
-            f"{path} cannot be written: {(error.strerror or '').lower()}", "give another file with -o"
-        ) from error
+        written = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", "give a skill that spectune recommend wrote") from error
+    if written == skill:
+        print(f"{path} follows from the profile")
+        return 0
+    lines = difflib.unified_diff(
+        written.splitlines(), skill.splitlines(), str(path), "from the profile", n=0, lineterm=""
+    )
+    print("\n".join(line for line in lines if not line.startswith("@@")))
+    return 1
 
 
 def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:

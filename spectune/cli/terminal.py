@@ -14,6 +14,7 @@ from spectune.report.skill import formula_text, interval_text, machine_change
 from spectune.selection import choose
 
 if TYPE_CHECKING:
+    from spectune.check import Check
     from spectune.confirmation import Confirmation, ConfirmedSetting
     from spectune.fit import Setting
     from spectune.formula import FormulaFit
@@ -147,6 +148,26 @@ def _confirmation_table(settings: Sequence["ConfirmedSetting"], narrow: bool) ->
         outside = "← outside" if one.inside_interval is False else ""
         table.add_row(k, predicted, replayed, measured, f"{one.method_error:.1%}", outside)
     return table
+
+
+def show_check(seen: "Check") -> None:
+    """On stdout: the verdict, the figures that decide by draft and temperature, and what explains a change."""
+    from spectune.report.ci import change_text, headline, name_of
+
+    console = Console(highlight=False)
+    console.print(headline(seen), style="bold", markup=False, soft_wrap=True)
+    groups = dict.fromkeys((one.temperature, one.draft, one.num_speculative_tokens) for one in seen.findings)
+    for temperature, draft, k in groups:
+        console.print(f"\nT = {temperature:g} · {draft} · K = {k}", markup=False, soft_wrap=True)
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for one in seen.findings:
+            mine = (one.temperature, one.draft, one.num_speculative_tokens) == (temperature, draft, k)
+            if mine and (one.headline or one.status in ("regressed", "improved")):
+                marked = "" if one.headline else "  "
+                table.add_row(escape(marked + name_of(one)), escape(change_text(one)), one.status)
+        console.print(table)
+    for difference in seen.differences:
+        console.print(f"not the same: {difference}", markup=False, soft_wrap=True)
 
 
 def show_warnings(console: Console, warnings: Sequence["Notice"]) -> None:

@@ -62,7 +62,11 @@ def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progres
     if len(chosen) < len(profile.held_out["category"].unique()):
         progress.say("fewer prompts than categories: the prediction is for the whole mix, the run for a part of it")
     target = _same_model(profile.manifest.target, profile, request, progress)
-    prompts = _prompts(chosen, target, request.workload or profile.manifest.run.workload)
+    workload, template = (
+        request.workload or profile.manifest.run.workload,
+        profile.manifest.workload.chat_template_digest,
+    )
+    prompts = _prompts(chosen, target, workload, template)
     specs = list(dict.fromkeys(trial.draft for trial in request.trials if trial.draft is not None))
     drafts = {spec: _draft(spec, target, profile, request, progress) for spec in specs}
     runs, continuations = _decode_all(target, drafts, prompts, profile, request, progress)
@@ -92,19 +96,24 @@ def _chosen(profile: Profile, request: ConfirmRequest) -> pd.DataFrame:
     return table.sort_values("turn", kind="stable").head(request.prompts or len(table))
 
 
-def _prompts(chosen: pd.DataFrame, target: LanguageModel, workload: str) -> list[TapePrompt]:
+def _prompts(chosen: pd.DataFrame, target: LanguageModel, workload: str, template: str | None) -> list[TapePrompt]:
     """As the profile holds them; where it holds no text, as the workload does."""
     columns = [chosen[name].tolist() for name in ("prompt_id", "category", "prompt_token_ids")]
     if chosen["prompt_token_ids"].isna().any():
-        columns[2] = _read_again(columns[0], target, workload)
+        columns[2] = _read_again(columns[0], target, workload, template)
     return [
         TapePrompt(id=prompt_id, category=category, token_ids=[int(token) for token in token_ids])
         for prompt_id, category, token_ids in zip(*columns, strict=True)
     ]
 
 
-def _read_again(prompt_ids: list[str], target: LanguageModel, workload: str) -> list[list[int]]:
-    """The prompts of a profile without text, found by their hashes. Raises: ConfigError where they are not there."""
+def _read_again(prompt_ids: list[str], target: LanguageModel, workload: str, template: str | None) -> list[list[int]]:
+    """The prompts of a profile without text, found by their hashes.
+
+    Raises: ConfigError where they are not there; ProfileError where the target reads them otherwise now.
+    """
+    if target.chat_template_digest != template:
+        raise ProfileError("the target's chat template is another than when it was profiled", "profile again")
     written = {prompt.id: prompt for prompt in load_workload(workload).prompts}
     missing = len(set(prompt_ids) - set(written))
     if missing:

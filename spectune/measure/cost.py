@@ -9,8 +9,10 @@ from time import perf_counter
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
-from spectune.costs import KNOWN_WITHIN
+from spectune.costs import FORWARDS, KNOWN_WITHIN
 from spectune.drafting import Drafter
 from spectune.drafting.draft_model import DraftModel
 from spectune.manifest import Load
@@ -24,7 +26,8 @@ from spectune.stats import median_half_width, steady_seconds
 ROUND_DEPTHS = (1, 2, 4)  # and the largest K: the overhead is taken from 1 and 4, the others judge it
 _FEWEST_PASSES = 6  # below six samples the median has no interval
 _MOST_WARM_UP_PASSES = 5
-_PLAIN_TIMES = 4  # in each pass
+_OFTEN = 4  # times in each pass
+_REFERENCE_WIDTH = 4096  # 64 MiB in float32: more than caches hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,8 @@ class Cell:
 
     @property
     def forward(self) -> bool:
-        """Whether it times a forward or a lookup; else a real round."""
-        return self.parts[0] in ("cost_p", "cost_q")
+        """Whether it times known work; else a real round."""
+        return self.parts[0] in FORWARDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +110,9 @@ class _Samples:
 
     def one_pass(self, number: int) -> None:
         """Time every cell that is still to be known better, in a fresh order; plain steps, which every ratio
-        rests on, several times.
+        rests on, and the reference, which every comparison rests on, several times.
         """
-        times = [_PLAIN_TIMES if _plain(cell) else 1 for cell in self._cells]
+        times = [_OFTEN if _plain(cell) or cell.parts == ("reference",) else 1 for cell in self._cells]
         for index in self._rng.permutation(np.repeat(np.arange(len(self._cells)), times)):
             cell = self._cells[index]
             if cell.forward or number < _FEWEST_PASSES or self._widths[index] > KNOWN_WITHIN:
@@ -155,6 +158,7 @@ def _plain(cell: Cell) -> bool:
 def _cells(target: LanguageModel, drafts: dict[str, Drafter], settings: CostSettings) -> list[Cell]:
     main, *others = settings.loads
     cells = _cells_at(main, range(1, settings.max_k + 2), target, drafts, settings)
+    cells += _reference_cells(target, settings)
     cells += _round_cells(None, None, target, [0], settings)
     depths = sorted({*ROUND_DEPTHS, settings.max_k} & set(range(1, settings.max_k + 1)))
     for spec, drafter in drafts.items():
@@ -193,6 +197,23 @@ def _forward_cells(
     return [
         Cell(parts=(part,), draft=draft, tokens=n, load=load, run=lambda n=n: run(n))  # type: ignore[misc]
         for n in sizes
+    ]
+
+
+def _reference_cells(target: LanguageModel, settings: CostSettings) -> list[Cell]:
+    """A product that no model and no code of ours takes part in, over as many rows as a plain step and a round have:
+    how fast the machine itself was, so that two profiles of it can be compared.
+    """
+    stopwatch, main = Stopwatch(target.device), settings.loads[0]
+    weight = torch.ones(_REFERENCE_WIDTH, _REFERENCE_WIDTH, dtype=target.dtype, device=target.device)
+
+    def run(count: int) -> tuple[float]:
+        rows: Tensor = weight[:count]
+        return (stopwatch.seconds(lambda: torch.nn.functional.linear(rows, weight)),)
+
+    return [
+        Cell(parts=("reference",), tokens=n, load=main, run=lambda n=n: run(n))  # type: ignore[misc]
+        for n in sorted({1, settings.max_k + 1})
     ]
 
 

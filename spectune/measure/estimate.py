@@ -58,7 +58,9 @@ def estimate_run(run: Run) -> Estimate:
         "load": _START_S
         + sum(size.parameters * dtype.itemsize for size in (target, *(d[1] for d in drafts))) / _LOAD_BYTES_PER_S
         + 5 * (unpacking + sum(d[2] for d in drafts)) / _LOAD_BYTES_PER_S,
-        "record": _record_s(target, prompts, temperatures, run.max_new_tokens, machine, dtype.itemsize),
+        "record": 0.0
+        if run.tape
+        else _record_s(target, prompts, temperatures, run.max_new_tokens, machine, dtype.itemsize),
         "replay": sum(
             machine.seconds(size.parameters, (prompt + run.max_new_tokens) * temperatures, dtype.itemsize)
             for spec, size, _ in drafts

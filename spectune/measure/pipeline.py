@@ -127,6 +127,8 @@ def _identity_of(manifest: Manifest) -> dict[str, Any]:
 
 def _tape(run: Run, prepared: Prepared, shards: Shards, progress: Progress) -> pd.DataFrame:
     """Recorded batch by batch, each a shard; in the order prompts × temperatures."""
+    if run.tape is not None:
+        return _recorded_before(Path(run.tape), run, prepared)
     copies, prompts = len(prepared.samplings), prepared.prompts
     progress.start("record", len(prompts) * copies * run.max_new_tokens, "tokens")
     limited = run.max_new_tokens == run.limit_tokens
@@ -149,6 +151,31 @@ def _tape(run: Run, prepared: Prepared, shards: Shards, progress: Progress) -> p
             )
         )
     return pd.concat(parts).sort_values("continuation", ignore_index=True)
+
+
+def _recorded_before(directory: Path, run: Run, prepared: Prepared) -> pd.DataFrame:
+    """The tape of another profile, which must be of this target on these prompts.
+
+    Raises: ProfileError naming what differs.
+    """
+    there = load_profile(directory)
+    settings, target = there.manifest.settings, model_record(prepared.target)
+    tape: pd.DataFrame = there.tape.to_pandas()
+    prompts = [prompt for prompt in prepared.prompts for _ in prepared.samplings]
+    same = {
+        "target": target.model_dump(exclude={"name"}) == there.manifest.target.model_dump(exclude={"name"}),
+        "temperatures": [sampling.temperature for sampling in prepared.samplings] == settings.temperatures,
+        "top_p or top_k": (prepared.defaults.top_p, prepared.defaults.top_k) == (settings.top_p, settings.top_k),
+        "length of texts": run.max_new_tokens == settings.max_new_tokens,
+        "prompts": [prompt.id for prompt in prompts] == tape["prompt_id"].tolist(),
+    }
+    for name, equal in same.items():
+        if not equal:
+            raise ProfileError(f"{directory} was recorded with other {name}", "record anew, without --tape")
+    if any(list(ids) != prompt.token_ids for ids, prompt in zip(tape["prompt_token_ids"], prompts, strict=True)):
+        problem = f"the target reads the prompts of {directory} as other tokens now; did its chat template change?"
+        raise ProfileError(problem, "record anew, without --tape")
+    return tape
 
 
 class _timed:  # noqa: N801 - reads as a statement
@@ -246,7 +273,7 @@ def _notices(
             message = f"{count} of {per_temperature} continuations at T = {temperature} repeat an 8-gram"
             advice = "n-gram looks better here than on varied text"
             found.append(Notice(code="repeats", message=message, advice=advice))
-    cells = CostCells(to_arrow(costs, COSTS_SCHEMA))
+    cells = CostCells.of(to_arrow(costs, COSTS_SCHEMA))
     cell, width = cells.noisiest
     if width > KNOWN_WITHIN:
         known = f"within ±{width:.1%} only" if width < float("inf") else "too few times to tell its spread"

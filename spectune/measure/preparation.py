@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.layer_skip import first_layers
 from spectune.drafting.ngram import NgramDrafter
 from spectune.drafting_spec import DEFAULT_DRAFT, canonical_spec, layer_count, ngram_bounds
-from spectune.errors import ConfigError
+from spectune.errors import ConfigError, ProfileError
 from spectune.manifest import DraftRecord, Notice
 from spectune.measure import Progress
 from spectune.measure.environment import environment, model_record
@@ -26,7 +27,7 @@ from spectune.models import (
     require_same_tokenizer,
     sampling_defaults,
 )
-from spectune.profile import require_replaceable
+from spectune.profile import load_profile, require_replaceable
 from spectune.run import Run
 from spectune.sampling import Sampling
 from spectune.workload import Prompt, Workload, load_workload
@@ -58,6 +59,15 @@ class Prepared:
     held_out: list[TapePrompt]
     notices: list[Notice]
     skipped: int
+
+
+def recorded_with(directory: Path) -> dict[str, Any]:
+    """The options that a profile's texts depend on, as they were. Raises: ProfileError where it holds no texts."""
+    manifest = load_profile(directory).manifest
+    if manifest.run.no_text:
+        raise ProfileError(f"{directory} holds no text to replay on", "give a profile made without --no-text")
+    names = ("target", "workload", "max_new_tokens", "limit_tokens", "dtype", "seed")
+    return {name: getattr(manifest.run, name) for name in names} | {"temperature": manifest.settings.temperatures}
 
 
 def check_run(request: ProfileRequest) -> None:

@@ -1,6 +1,6 @@
 """The skill file: an agent skill in Markdown that an engineer can act on. Every number is the recommendation's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import yaml
@@ -9,6 +9,7 @@ from spectune.confirmation import Confirmation, ConfirmedSetting, measured_inter
 from spectune.engines import EngineConfig
 from spectune.formula import FormulaFit
 from spectune.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
+from spectune.report.markdown import table
 from spectune.stats import Interval
 
 _CANDIDATES_SHOWN = 24
@@ -101,7 +102,7 @@ def _settings(recommendation: Recommendation) -> str:
         ("tokens per round, bonus included", interval_text(recommendation.best_candidate.acceptance_length)),
         ("break-even acceptance", "none: even a perfect draft loses" if alpha is None else f"{alpha:.2f}"),
     ]
-    return "## Settings\n\n" + _table(("setting", "value"), rows)
+    return "## Settings\n\n" + table(("setting", "value"), rows)
 
 
 def _or_none(value: float | None, absent: str = "none") -> str:
@@ -148,7 +149,7 @@ def _temperatures(answers: Sequence[TemperatureAnswer]) -> str:
          interval_text(a.speedup, "×"))
         for a in answers
     ]  # fmt: skip
-    return "## By temperature\n\n" + _table(("T", "verdict", "best candidate", "K", "speed-up [95%]"), rows)
+    return "## By temperature\n\n" + table(("T", "verdict", "best candidate", "K", "speed-up [95%]"), rows)
 
 
 def _categories(answers: Sequence[CategoryAnswer]) -> str:
@@ -161,7 +162,7 @@ def _categories(answers: Sequence[CategoryAnswer]) -> str:
     note = (
         "The best candidate on each kind of text. Few prompts each: the intervals are wide, and none of them decides."
     )
-    return f"## By category\n\n{note}\n\n{_table(header, rows)}"
+    return f"## By category\n\n{note}\n\n{table(header, rows)}"
 
 
 def _loads(answers: Sequence[LoadAnswer]) -> str:
@@ -175,7 +176,7 @@ def _loads(answers: Sequence[LoadAnswer]) -> str:
         "proposals, with the loop's overhead of batch 1."
     )
     header = ("batch", "context", "verdict", "best candidate", "K", "speed-up [95%]")
-    return f"## By load\n\n{note}\n\n{_table(header, rows)}"
+    return f"## By load\n\n{note}\n\n{table(header, rows)}"
 
 
 def _confirmed(seen: Confirmation) -> str:
@@ -201,7 +202,7 @@ def _confirmed(seen: Confirmation) -> str:
     held = "" if inside is None else f" The predicted interval held {inside:.2f} of the measured figures."
     changed = "" if not (line := machine_change(seen)) else f" {line[0].upper()}{line[1:]}."
     rows = map(_confirmed_row, seen.settings)
-    return f"## Predicted against measured\n\n{note}{held}{changed}\n\n{_table(header, rows)}"
+    return f"## Predicted against measured\n\n{note}{held}{changed}\n\n{table(header, rows)}"
 
 
 def machine_change(seen: Confirmation) -> str | None:
@@ -234,7 +235,7 @@ def _candidates(recommendation: Recommendation) -> str:
     count = len(recommendation.candidates)
     note = f"The fastest {len(shown)} of {count}. " if len(shown) < count else ""
     note += "Each with its own interval, which does not allow for the best having been chosen."
-    return f"## What was tried\n\n{note}\n\n{_table(header, map(_candidate, shown))}"
+    return f"## What was tried\n\n{note}\n\n{table(header, map(_candidate, shown))}"
 
 
 def _pictures(pictures: Mapping[str, str]) -> list[str]:
@@ -319,12 +320,7 @@ def _applies_to(recommendation: Recommendation) -> str:
     ]
     return (
         "## What it applies to\n\n"
-        + _table(("", ""), rows)
+        + table(("", ""), rows)
         + "\n\nAnother model, draft, text, temperature, batch, context, engine or machine can change the answer: "
         "profile again."
     )
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

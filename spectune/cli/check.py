@@ -1,0 +1,91 @@
+"""`spectune check`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spectune.cli.files import write_whole
+from spectune.errors import ConfigError, InsufficientDataError, ProfileError
+from spectune.run import MAX_REGRESSION, read_run
+
+if TYPE_CHECKING:
+    from spectune.check import Check
+
+_PARTS = ("acceptance", "cost_p", "cost_q", "speedup")
+_EXIT_CODES = {
+    "ok": 0,
+    "regressed": 1,
+    "not-comparable": ProfileError.exit_code,
+    "too-noisy": InsufficientDataError.exit_code,
+}
+
+
+def check(
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", help="Directory of the profile to compare with.")],
+    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Directory of the profile to judge.")],
+    max_regression: Annotated[
+        float, typer.Option(metavar="SHARE", help="Largest change for the worse that passes, as a share.")
+    ] = MAX_REGRESSION,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Run file whose max_regression allows some figures another change."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PART", help=f"Compare this part only: {', '.join(_PARTS)}. Repeatable. Default: all."),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write JUnit XML.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on stdout.")] = False,
+) -> int:
+    """Compare two profiles: did acceptance or a cost get worse, beyond noise and beyond what is allowed.
+
+    Exits with 1 where one did, 2 where the two cannot be compared, 4 where the data are too noisy to tell. In a GitHub
+    job it adds a summary and annotations.
+    """
+    from spectune.check import check as compare
+    from spectune.cli.terminal import show_check
+    from spectune.profile import load_profile
+
+    for part in only or []:
+        if part not in _PARTS:
+            raise ConfigError(f"--only {part} is no part", f"give one of {', '.join(_PARTS)}")
+    by_metric = read_run(run, {}).max_regression if run else {}
+    try:
+        seen = compare(load_profile(baseline), load_profile(candidate), max_regression, by_metric, only or [])
+    except ProfileError as error:
+        if as_json:
+            print(json.dumps({"verdict": "not-comparable", "findings": [], "reason": error.problem}, indent=2))
+        raise
+    _to_the_job(seen)
+    if junit:
+        from spectune.report.ci import junit_xml
+
+        write_whole(junit, junit_xml(seen), "--junit")
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps(asdict(seen), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        show_check(seen)
+    return _EXIT_CODES[seen.verdict]
+
+
+def _to_the_job(seen: "Check") -> None:
+    """The summary and annotations of a GitHub job, where this runs in one."""
+    from spectune.report.ci import annotations, summary_markdown
+
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        print("\n".join(annotations(seen)), file=sys.stderr)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(summary_markdown(seen))
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(
+                f"the job summary {summary} cannot be written: {reason}", "unset GITHUB_STEP_SUMMARY"
+            ) from error

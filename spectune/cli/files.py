@@ -1,0 +1,21 @@
+"""Files that commands write."""
+
+import os
+from pathlib import Path
+
+from spectune.errors import ConfigError
+
+
+def write_whole(path: Path, text: str, option: str = "-o") -> None:
+    """Write a file or leave the old one. Raises: ConfigError where it cannot be written."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(None, "is a directory")
+        partial.write_text(text, "utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        problem = f"{path} cannot be written: {(error.strerror or '').lower()}"
+        raise ConfigError(problem, f"give another file with {option}") from error

@@ -1,0 +1,125 @@
+"""A check as text for where it runs: a line for each figure, JUnit XML, a GitHub job summary and annotations."""
+
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+from spectune.check import Check, Finding
+from spectune.report.markdown import table
+
+_LEVELS = {"regressed": "error", "too-noisy": "warning"}
+
+
+def name_of(finding: Finding) -> str:
+    """The figure as a reader knows it."""
+    names = {
+        "acceptance_length": "tokens per round",
+        "conditional_acceptance_rate": "acceptance",
+        "cost_p_1": "cost_p(1)",
+        "cost_p_verify": f"cost_p({finding.num_speculative_tokens + 1})",
+        "cost_q": "cost_q",
+        "speedup": "predicted speed-up",
+        "overhead": "overhead",
+    }
+    name = names[finding.metric]
+    return f"{name}, {finding.place}" if finding.place else name
+
+
+def change_text(finding: Finding) -> str:
+    """`+3.1% [−0.2%, +6.4%]`."""
+    if finding.change is None:
+        return "not comparable"
+    if finding.low is None or finding.high is None:
+        return f"{finding.change:+.1%}"
+    return f"{finding.change:+.1%} [{finding.low:+.1%}, {finding.high:+.1%}]"
+
+
+def remedy(finding: Finding) -> str:
+    """What would settle a figure that is too noisy."""
+    if finding.more is None:
+        return "repeat the profiles"
+    what = "prompts" if finding.part == "acceptance" else "--budget-s"
+    return f"{finding.more:.1f} times the {what} would settle it"
+
+
+def headline(seen: Check) -> str:
+    """The verdict in a line."""
+    findings = [finding for finding in seen.findings if finding.headline]
+    if seen.verdict == "regressed":
+        worst = [f"{name_of(one)} {change_text(one)}" for one in findings if one.status == "regressed"]
+        return f"Regressed ({', '.join(seen.causes)}): {'; '.join(dict.fromkeys(worst))}"
+    if seen.verdict == "too-noisy":
+        noisy = [f"{name_of(one)}: {remedy(one)}" for one in findings if one.status == "too-noisy"]
+        return f"Too noisy to tell: {'; '.join(dict.fromkeys(noisy))}"
+    if seen.verdict == "not-comparable":
+        return "Nothing of the two can be compared"
+    better = [f"{name_of(one)} {change_text(one)}" for one in findings if one.status == "improved"]
+    return f"Fine; improved: {'; '.join(dict.fromkeys(better))}" if better else "Fine: no figure regressed"
+
+
+def summary_markdown(seen: Check) -> str:
+    """For a job's summary page: the verdict, the figures that decide, what explains them."""
+    header = ("figure", "draft", "T", "K", "change [95%]", "status")
+    parts = [f"### spectune check: {seen.verdict}", headline(seen) + "."]
+    for title, shown in (
+        ("", [one for one in seen.findings if one.headline]),
+        ("What explains it:", [one for one in seen.findings if not one.headline and one.status != "ok"]),
+    ):
+        if shown:
+            parts += [title] if title else []
+            parts.append(table(header, map(_row, shown)))
+    if seen.differences:
+        parts.append("\n".join(f"- {difference}" for difference in seen.differences))
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    return (
+        name_of(finding),
+        finding.draft,
+        f"{finding.temperature:g}",
+        str(finding.num_speculative_tokens),
+        change_text(finding),
+        finding.status,
+    )
+
+
+def annotations(seen: Check) -> Iterator[str]:
+    """GitHub workflow commands, one for each figure that regressed or is too noisy."""
+    for finding in seen.findings:
+        if finding.headline and finding.status in _LEVELS:
+            what = f"{name_of(finding)} of {finding.draft} at T = {finding.temperature:g}: {change_text(finding)}"
+            level, title = _LEVELS[finding.status], f"spectune check: {finding.status}"
+            yield f"::{level} title={_escaped(title, ',:')}::{_escaped(what)}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for character in "%\r\n" + more:
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def junit_xml(seen: Check) -> str:
+    """A test case for each figure that decides: regressed is a failure, too noisy an error, not comparable skipped."""
+    findings = [finding for finding in seen.findings if finding.headline]
+    tags = {"regressed": "failure", "too-noisy": "error", "not-comparable": "skipped"}
+    counts = {tag: sum(tags.get(one.status) == tag for one in findings) for tag in tags.values()}
+    suite = ElementTree.Element(
+        "testsuite",
+        name="spectune check",
+        tests=str(len(findings)),
+        failures=str(counts["failure"]),
+        errors=str(counts["error"]),
+        skipped=str(counts["skipped"]),
+    )
+    for finding in findings:
+        draft = "".join(character if character.isprintable() else "?" for character in finding.draft)
+        place = f"{draft} at T = {finding.temperature:g}, K = {finding.num_speculative_tokens}"
+        case = ElementTree.SubElement(suite, "testcase", classname=f"spectune.{place}", name=name_of(finding))
+        text = change_text(finding)
+        if tag := tags.get(finding.status):
+            more = f"; {remedy(finding)}" if finding.status == "too-noisy" else ""
+            ElementTree.SubElement(case, tag, message=f"{finding.status}: {text}{more}")
+        else:
+            ElementTree.SubElement(case, "system-out").text = f"{finding.status}: {text}"
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
