@@ -42,8 +42,6 @@ HEADLINES: dict[str, Part] = {
     "speedup": "speedup",
 }
 """The figures that decide; cost_p_verify is cost_p(K + 1). Between machines costs are in plain steps, cost_p(1)."""
-RATIO_RUN_TO_RUN = 0.01
-"""Standard deviation between runs of the log of a ratio of costs; docs/log.md has the runs that it is taken from."""
 _HIGHER_IS_BETTER = ("acceptance", "speedup")
 _MACHINE = ("hardware", "device", "threads")
 _LEVEL = 0.05
@@ -130,7 +128,10 @@ def check(
     cells = CostCells.of(candidate.costs)
     log_speed = _machine_speed(before, candidate, cells) if referenced else 0.0
     after = _Side.of(candidate, cells.scaled(float(np.exp(log_speed))))
-    noise = [unsteadiness(one.costs, referenced) for one in (baseline, candidate)]
+    over: Literal["nothing", "reference", "plain"] = "plain"
+    if same_machine:
+        over = "reference" if referenced else "nothing"
+    noise = [unsteadiness(one.costs, over) for one in (baseline, candidate)]
     findings: list[Finding] = []
     groups = [
         _figures(before, after, _chosen(before, draft.spec, temperature), same_machine, noise)
@@ -232,7 +233,9 @@ def _figures(
     figures = [_acceptance(setting, now, paired)]
     figures += _costs(before, after, setting, same_machine, noise)
     figures.append(
-        _speedup(setting, now, paired) if same_machine else _Figure(metric="speedup", part="speedup", change=None)
+        _speedup(before, after, setting, now, paired)
+        if same_machine
+        else _Figure(metric="speedup", part="speedup", change=None)
     )
     figures += _positions(before.profile, after.profile, setting, paired)
     figures += _categories(setting, now, paired)
@@ -268,16 +271,17 @@ def _acceptance(setting: Setting, now: Setting, paired: bool) -> _Figure:
     )
 
 
-def _speedup(setting: Setting, now: Setting, paired: bool) -> _Figure:
+def _speedup(before: _Side, after: _Side, setting: Setting, now: Setting, paired: bool) -> _Figure:
+    noise = [unsteadiness(side.profile.costs, "plain") for side in (before, after)]
     prompts = _difference(setting.prompt_influence, now.prompt_influence, paired)
-    costs = np.hypot(setting.cost_influence.std(), now.cost_influence.std())
-    error = float(np.sqrt(prompts**2 + costs**2 + 2 * RATIO_RUN_TO_RUN**2))
-    log = float(np.log(now.speedup.estimate / setting.speedup.estimate))
+    costs = float(np.hypot(setting.cost_influence.std(), now.cost_influence.std()))
     weight = min(setting.effective_prompts, now.effective_prompts)
+    error, degrees = pooled([(prompts**2 + costs**2, weight - 1), *_between_runs(noise)])
+    log = float(np.log(now.speedup.estimate / setting.speedup.estimate))
     return _Figure(
         metric="speedup",
         part="speedup",
-        change=Change.of_logs(log, error, weight - 1),
+        change=Change.of_logs(log, error, degrees),
         key=(setting.draft, setting.temperature),
         enough=weight / MIN_EFFECTIVE_PROMPTS,
     )
@@ -315,7 +319,7 @@ def _negligible(before: _Side, after: _Side, draft: str | None) -> bool:
 def _cost_change(
     before: _Side, after: _Side, part: str, tokens: int, draft: str | None, same_machine: bool, noise: Sequence[float]
 ) -> Change:
-    logs, variances = [], _between_runs(noise) if same_machine else [(2 * RATIO_RUN_TO_RUN**2, np.inf)]
+    logs, variances = [], _between_runs(noise)
     for side in (before, after):
         key = CellKey(part=part, tokens=tokens, load=side.profile.main_load, draft=draft)
         drawn = np.log(side.cells.resampled(key))

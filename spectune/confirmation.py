@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from spectune.costs import CostCells
+from spectune.costs import FOLDS, CostCells, unsteadiness
 from spectune.fit import Setting, draft_record, whole_texts
 from spectune.formula import cost_ratio
 from spectune.manifest import DraftRecord
@@ -22,6 +22,7 @@ from spectune.stats import (
     effective_prompts,
     log_ratio_influence,
     log_t_interval,
+    pooled,
     prediction_standard_error,
 )
 from spectune.tables import numbers, rows_where
@@ -175,7 +176,10 @@ def _first_alpha(fitted: dict[tuple[str, int, float], Setting], setting: Setting
 def _predicted(
     profile: Profile, draft: DraftRecord, temperature: float, k: int, costs: RoundCosts, prompts: int
 ) -> Interval:
-    """The population's speed-up on texts of the confirming run's length, and where a run on m prompts falls."""
+    """The population's speed-up on texts of the confirming run's length, and where a run on m prompts falls.
+
+    At another time the machine differs, as it did from one part of the profile to another.
+    """
     assert profile.manifest.confirmation is not None
     limit = profile.manifest.confirmation.max_new_tokens
     rows, variance = whole_texts(profile, profile.tape, profile.acceptance, draft, temperature, k, limit)
@@ -184,8 +188,11 @@ def _predicted(
     within = float(variance.sum()) * per_round**2 / seconds.sum() ** 2
     influence = log_ratio_influence(rows.emitted, seconds)
     error = prediction_standard_error(influence, within, prompts)
-    error = float(np.hypot(error, np.std(draws[1:] - draws[0])))
-    return log_t_interval(float(np.exp(draws[0])), error, effective_prompts(rows.rounds))
+    timings = float(np.var(draws[1:] - draws[0]))
+    weight = effective_prompts(rows.rounds)
+    another_time = (unsteadiness(profile.costs, "plain") ** 2, FOLDS - 1)
+    error, degrees = pooled([(error**2 + timings, weight - 1), another_time])
+    return log_t_interval(float(np.exp(draws[0])), error, min(weight, degrees + 1))
 
 
 def _replayed(profile: Profile, draft: DraftRecord, temperature: float, k: int, costs: RoundCosts) -> float:

@@ -145,21 +145,25 @@ class CostCells:
         return found
 
 
-def unsteadiness(costs: pa.Table, referenced: bool) -> float:
-    """Standard deviation between fifths of a run of how long forwards took, in logs; relative to the reference
-    product of the same passes, if `referenced`.
+def unsteadiness(costs: pa.Table, over: Literal["nothing", "reference", "plain"]) -> float:
+    """How much the target's forwards changed from one fifth of a run to another: a standard deviation of logs.
 
-    A run that is too short for fifths has none to show: infinite.
+    Relative to the reference product of the same time, or those of several tokens relative to plain steps: what a ratio
+    of the two changes by while neither the code nor the work does. A run too short for fifths shows nothing: infinite.
     """
-    parts, passes = labels(costs["part"]), labels(costs["measurement_pass"]).astype(np.int64)
+    parts, tokens = labels(costs["part"]), numbers(costs["tokens"])
+    passes = labels(costs["measurement_pass"]).astype(np.int64)
     count = int(passes.max(initial=-1)) + 1
     if count < FOLDS:
         return float("inf")
+    forwards = parts == "cost_p"
+    mine = forwards & (tokens > 1) if over == "plain" else forwards
     cells = np.array(list(map(str, zip(*(costs[name].to_pylist() for name in _KEYS), strict=True))))
     logs = np.log(np.maximum(numbers(costs["seconds"]), 1e-12))
-    level = _by_fifth(logs, cells, passes, parts == "cost_p", count)
-    if referenced:
-        level = level - _by_fifth(logs, cells, passes, parts == "reference", count)
+    level = _by_fifth(logs, cells, passes, mine, count)
+    if over != "nothing":
+        others = forwards & (tokens == 1) if over == "plain" else parts == "reference"
+        level = level - _by_fifth(logs, cells, passes, others, count)
     return float(np.std(level, ddof=1))
 
 

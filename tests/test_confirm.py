@@ -1,6 +1,7 @@
 """`spectune confirm` on tiny checkpoints: what was decoded, against replay, by count."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from spectune.confirmation import confirmation
 from spectune.costs import CostCells
 from spectune.fit import draft_record, whole_texts
 from spectune.plan import recommend
-from spectune.profile import load_profile
+from spectune.profile import COSTS_SCHEMA, load_profile
 from spectune.report.skill import machine_change
+from spectune.tables import to_arrow
 from tests.checkpoints import WORDS, save_checkpoint
 from tests.profiles import decoded, fitted_settings, make_profile
 from tests.test_skill import LITERALS, unexplained_numbers
@@ -91,6 +93,21 @@ def test_the_skill_shows_predicted_against_measured(profiled, capsys, tmp_path) 
     saved = load_profile(directory)
     again = confirmation(saved, CostCells.of(saved.costs), fitted_settings(saved))
     assert again.settings[0].measured_speedup == seen["settings"][0]["measured_speedup"]
+
+
+def test_a_run_at_another_time_may_fall_further_off_where_the_machine_is_unsteady(tmp_path) -> None:
+    profile = decoded(make_profile(tmp_path / "p", {0.0: 0.8}, noise=0.001, passes=30), 2, 1.2)
+    costs = profile.costs.to_pandas()
+    drift = np.array([0.1, -0.1, 0.0, 0.1, -0.1])[costs["measurement_pass"] // 6]
+    longer = (costs["part"] == "cost_p") & (costs["tokens"] > 1)
+    unsteady = costs.assign(seconds=costs["seconds"] * np.exp(np.where(longer, drift, 0.0)))
+    (calm,), (wide,) = (
+        recommend(one).confirmation.settings
+        for one in (profile, replace(profile, costs=to_arrow(unsteady, COSTS_SCHEMA)))
+    )
+    width, wider = (np.log(one.predicted_high / one.predicted_low) for one in (calm, wide))
+    assert wider > width + 0.2
+    assert wide.measured_speedup == calm.measured_speedup
 
 
 def test_a_machine_that_changed_between_profile_and_run_is_told(tmp_path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from spectune.costs import FOLDS, RESAMPLES, CellKey, CostCells
+from spectune.costs import FOLDS, RESAMPLES, CellKey, CostCells, unsteadiness
 from spectune.errors import ProfileError
 from spectune.manifest import Load
 from spectune.measure.cost import Cell, _Samples
@@ -163,3 +163,27 @@ def test_other_loads_have_their_own_answer_and_the_turn_is_between_them(tmp_path
     assert [(a.batch, a.verdict) for a in answer.by_load] == [(1, "speculate"), (8, "plain")]
     assert any("between batch 1 (speculate) and 8 (plain)" in reason for reason in answer.reasons)
     assert answer.verdict == "speculate"
+
+
+def test_unsteadiness_is_what_forwards_changed_by_between_fifths_beyond_what_all_share(costs) -> None:
+    """A machine that drifts as a whole, and one on which long forwards drift by themselves."""
+    flat = cells_free(costs)
+    fifth = flat["measurement_pass"] * 5 // (flat["measurement_pass"].max() + 1)
+    drift = np.array([0.0, 0.1, -0.1, 0.3, 0.0])
+    forward, long = flat["part"] == "cost_p", (flat["part"] == "cost_p") & (flat["tokens"] > 1)
+    everything = flat.assign(seconds=flat["seconds"] * np.exp(drift[fifth]))
+    assert unsteadiness(to_arrow(everything, COSTS_SCHEMA), "nothing") == pytest.approx(drift.std(ddof=1))
+    for over in ("reference", "plain"):
+        assert unsteadiness(to_arrow(everything, COSTS_SCHEMA), over) < 1e-9
+    forwards = flat.assign(seconds=flat["seconds"] * np.exp(np.where(forward, drift[fifth], 0.0)))
+    assert unsteadiness(to_arrow(forwards, COSTS_SCHEMA), "reference") == pytest.approx(drift.std(ddof=1))
+    assert unsteadiness(to_arrow(forwards, COSTS_SCHEMA), "plain") < 1e-9
+    longer = flat.assign(seconds=flat["seconds"] * np.exp(np.where(long, drift[fifth], 0.0)))
+    assert unsteadiness(to_arrow(longer, COSTS_SCHEMA), "plain") == pytest.approx(drift.std(ddof=1))
+    assert unsteadiness(to_arrow(flat[flat["measurement_pass"] < 4], COSTS_SCHEMA), "plain") == float("inf")
+
+
+def cells_free(costs: pd.DataFrame) -> pd.DataFrame:
+    """Every sample at its cell's median."""
+    keys = ["part", "draft", "temperature", "tokens"]
+    return costs.assign(seconds=costs.groupby(keys, dropna=False)["seconds"].transform("median"))
