@@ -1,5 +1,7 @@
 """Every error a user can meet: what is wrong, what to do, and the exit code it ends with."""
 
+import os
+import re
 from typing import ClassVar
 
 
@@ -48,3 +50,12 @@ class InsufficientDataError(SpectuneError):
     """The interval is too wide to decide."""
 
     exit_code = 4
+
+
+def reason_of(error: OSError) -> str:
+    """Why the system refused, in its own words; some libraries wrap them in theirs, or fail with a list of failures."""
+    if error.errno:
+        return os.strerror(error.errno).lower()
+    failures = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    text = str(failures[0][-1] if failures else error)
+    return re.sub(r"^\[errno \d+\] ", "", text.lower()).split(":")[0]

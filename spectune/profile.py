@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
-from spectune.errors import ProfileError
+from spectune.errors import ProfileError, reason_of
 from spectune.manifest import SCHEMA_VERSION, Load, Manifest
 from spectune.tables import labels, lengths, read_table, write_table
 
@@ -170,7 +170,7 @@ def _replacing(directory: Path, remedy: str) -> Iterator[Path]:
         load_profile(partial)
         _put_in_place(partial, directory)
     except OSError as error:
-        problem = f"{directory} cannot be written: {(error.strerror or str(error)).lower()}"
+        problem = f"{directory} cannot be written: {reason_of(error)}"
         raise ProfileError(problem, remedy) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -212,7 +212,7 @@ def require_replaceable(directory: Path) -> None:
     try:
         tempfile.TemporaryDirectory(dir=parent).cleanup()
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise ProfileError(
             f"nothing can be written in {parent}: {reason}", "choose another directory with -o"
         ) from error
@@ -263,7 +263,7 @@ def _manifest_object(directory: Path) -> dict[str, Any]:
             f"{directory} is not a profile: no {_MANIFEST}", "give the directory of a profile"
         ) from error
     except OSError as error:
-        problem = f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
+        problem = f"{path} cannot be read: {reason_of(error)}"
         raise ProfileError(problem, "give the directory of a profile") from error
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path} is not valid JSON (cut short?): {error}", _AGAIN) from error

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spectune.errors import ConfigError
+from spectune.errors import ConfigError, reason_of
 
 STDIN = "-"
 ACCEPTED = (
@@ -56,7 +56,7 @@ def _file_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise ConfigError(
             f"workload {path} cannot be read: {reason}", "give builtin, a file, or - for stdin"
         ) from error

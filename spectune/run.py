@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from spectune.errors import ConfigError
+from spectune.errors import ConfigError, reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def _run_file(path: Path) -> dict[str, Any]:
     try:
         value = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise ConfigError(f"run file {path} cannot be read: {reason}", "give a YAML file") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).split("\n")[0]

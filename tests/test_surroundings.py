@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from spectune.cli.app import run
+from spectune.errors import reason_of
 from spectune.profile import load_profile
 from tests.checkpoints import WORDS, save_checkpoint
 from tests.profiles import make_profile
@@ -125,3 +127,16 @@ def test_no_terminal_no_colour_and_forty_columns(tmp_path, columns) -> None:
     , check=False)  # fmt: skip
     assert "Traceback" not in closed.stderr
     assert "Exception" not in closed.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOSPC, "whatever a library says"), "no space left on device"),
+        (shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]), "no space left on device"),
+        (FileNotFoundError(errno.ENOENT, "x", "file"), "no such file or directory"),
+        (OSError("odd: nobody knows"), "odd"),
+    ],
+)
+def test_why_the_system_refused_is_said_in_its_own_words(error, expected) -> None:
+    assert reason_of(error) == expected

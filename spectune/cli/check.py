@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spectune.cli.files import write_whole
-from spectune.errors import ConfigError, InsufficientDataError, ProfileError
+from spectune.errors import ConfigError, InsufficientDataError, ProfileError, reason_of
 from spectune.run import MAX_REGRESSION, read_run
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _to_the_job(seen: "Check") -> None:
             with Path(summary).open("a", encoding="utf-8") as file:
                 file.write(summary_markdown(seen))
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = reason_of(error)
             raise ConfigError(
                 f"the job summary {summary} cannot be written: {reason}", "unset GITHUB_STEP_SUMMARY"
             ) from error

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from spectune.errors import ConfigError
+from spectune.errors import ConfigError, reason_of
 
 
 def write_whole(path: Path, text: str, option: str = "-o") -> None:
@@ -17,5 +17,5 @@ def write_whole(path: Path, text: str, option: str = "-o") -> None:
         os.replace(partial, path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        problem = f"{path} cannot be written: {(error.strerror or '').lower()}"
+        problem = f"{path} cannot be written: {reason_of(error)}"
         raise ConfigError(problem, f"give another file with {option}") from error

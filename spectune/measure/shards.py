@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spectune.errors import ProfileError
+from spectune.errors import ProfileError, reason_of
 from spectune.tables import write_table
 
 _MARKER = "run.json"
@@ -81,5 +81,5 @@ class Shards:
 
 
 def _cannot_write(path: Path, error: OSError) -> ProfileError:
-    reason = (error.strerror or str(error)).lower()
+    reason = reason_of(error)
     return ProfileError(f"{path} cannot be written: {reason}", "choose another directory with -o")
