@@ -214,11 +214,11 @@ def simulated(baseline: Profile, seed: int, cost: float = 1.0) -> Profile:
 def test_runs_of_the_same_raise_few_alarms_and_dearer_verifying_is_found(baseline) -> None:
     """More pairs are in docs/log.md; here enough to see an allowance that is broken."""
     one = replace(baseline, manifest=baseline.manifest.model_copy(update={"drafts": baseline.manifest.drafts[:1]}))
-    pairs = [(simulated(one, 2 * n), 2 * n + 1) for n in range(40)]
+    pairs = [(simulated(one, 2 * n), 2 * n + 1) for n in range(24)]
     alarms = [check(before, simulated(one, seed)).verdict for before, seed in pairs]
-    assert alarms.count("regressed") <= 2
+    assert alarms.count("regressed") <= 1
     found = [check(before, simulated(one, seed, cost=1.25)) for before, seed in pairs]
-    assert sum("speedup" in seen.causes for seen in found) >= 38
+    assert sum("speedup" in seen.causes for seen in found) >= 22
 
 
 # ------------------------------------------------------------------------------------------------ the command line

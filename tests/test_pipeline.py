@@ -8,6 +8,7 @@ import torch
 
 from spectune.cli.app import run
 from spectune.profile import load_profile
+from spectune.tables import rows_where
 from tests.checkpoints import WORDS, save_checkpoint
 from tests.profiles import fitted_settings
 
@@ -81,9 +82,9 @@ def test_costs_at_other_loads(models, workload, tmp_path, capsys) -> None:
     loads = [(load.batch, load.context_tokens) for load in saved.manifest.settings.loads]
     typical = loads[0][1]
     assert loads == [(1, typical), (1, 40), (3, typical), (3, 40)]
-    forwards = saved.costs[saved.costs["part"] == "cost_p"]
-    assert set(zip(forwards["batch"], forwards["context_tokens"], strict=True)) == set(loads)
-    assert set(saved.tape["end"]) <= {"eos", "limit"}
+    forwards = rows_where(saved.costs, part="cost_p")
+    assert set(zip(*(forwards[name].to_pylist() for name in ("batch", "context_tokens")), strict=True)) == set(loads)
+    assert set(saved.tape["end"].to_pylist()) <= {"eos", "limit"}
     fitted = fitted_settings(saved, saved.manifest.settings.loads)
     assert {(s.load.batch, s.load.context_tokens) for s in fitted} == set(loads)
     assert run(["recommend", str(output), "-o", str(tmp_path / "s.md")]) in (0, 4)

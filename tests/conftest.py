@@ -1,0 +1,13 @@
+"""What every test shares."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def small_reference_product() -> Iterator[None]:
+    """As small as the models of the tests: timing the real one would take most of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spectune.measure.cost._REFERENCE_WIDTH", 128)
+        yield
