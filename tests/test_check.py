@@ -13,6 +13,7 @@ import pytest
 from spectune.check import Check, Finding, check
 from spectune.cli.app import run
 from spectune.profile import ACCEPTANCE_SCHEMA, COSTS_SCHEMA, Profile, load_profile, save_profile
+from spectune.run import read_run
 from spectune.tables import to_arrow
 from tests.profiles import NGRAM, make_profile
 
@@ -359,3 +360,12 @@ def test_the_same_evidence_is_the_same_bytes(saved, folder, baseline) -> None:
     for file in (folder / "base").iterdir():
         assert file.read_bytes() == (folder / "again" / file.name).read_bytes()
     assert load_profile(folder / "again").manifest == baseline.manifest
+
+
+def test_the_reference_of_our_own_ci_is_small_and_current() -> None:
+    """`make guard` compares with it; one of another schema or without its drafts would guard nothing."""
+    folder = Path(__file__).parent.parent / "profiles" / "reference"
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 1e6
+    reference = load_profile(folder)
+    assert check(reference, reference, parts=["acceptance"]).verdict == "ok"
+    assert reference.manifest.run == replace(read_run(folder.with_name("ci.yaml"), {}), output="profiles/reference")
