@@ -1,3 +1,4 @@
+# make setup  the environment in .venv
 # make demo   profile the embedded default target, confirm the chosen K, write the skill
 # make test   every test but slow and gpu
 # make bench  bounds on speed and memory, on an idle machine
@@ -10,7 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test bench check slow guard gpu format docs clean
+.PHONY: setup demo test bench check slow guard gpu format docs clean
+
+setup: $(VENV)/.runs
 
 demo: $(VENV)/.runs
 	$(BIN)/spectune profile --run profiles/demo.yaml

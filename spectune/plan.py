@@ -29,6 +29,7 @@ from spectune.selection import MIN_GAIN, Decision, Verdict, decide, timings_leav
 from spectune.speedup import break_even_alpha
 from spectune.stats import (
     FEW_EFFECTIVE_PROMPTS,
+    MIN_EFFECTIVE_PROMPTS,
     effective_prompts,
     log_ratio_standard_error,
     log_t_interval,
@@ -87,7 +88,7 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
         formula=formula,
         accuracy=_accuracy(profile, cells),
         confirmation=confirmed,
-        reasons=[*_reasons(candidate), *_flips(by_load)],
+        reasons=[*_why_open(decision), *_reasons(candidate), *_flips(by_load)],
         warnings=[
             *profile.manifest.warnings,
             *_warnings(best, settings, formula),
@@ -300,6 +301,18 @@ def _category_answer(setting: Setting, category: str) -> CategoryAnswer:
         speedup=speedup,
         published=PUBLISHED.get(category),
     )
+
+
+def _why_open(decision: Decision) -> list[str]:
+    """What stands between the data and a verdict, where there is none."""
+    low, high, prompts = decision.speedup.low, decision.speedup.high, decision.setting.effective_prompts
+    if decision.verdict != "insufficient-data":
+        return []
+    if prompts < MIN_EFFECTIVE_PROMPTS:
+        return [f"{prompts:.0f} effective prompts are fewer than the {MIN_EFFECTIVE_PROMPTS} that a verdict takes"]
+    if low is not None and high is not None and low <= MIN_GAIN <= high:
+        return [f"the interval holds {MIN_GAIN:g}, the least gain that counts"]
+    return []
 
 
 def _reasons(best: Candidate) -> list[str]:

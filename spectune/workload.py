@@ -11,6 +11,7 @@ from typing import Any
 from spectune.errors import ConfigError
 from spectune.manifest import Notice
 from spectune.prompt_sources import ACCEPTED, Item, read_items
+from spectune.stats import MIN_EFFECTIVE_PROMPTS
 
 BUILTIN = "builtin"
 _UNLABELLED = "uncategorised"
@@ -18,6 +19,17 @@ _ROLES = ("system", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")}
 _FORMS = ("prompt", "question", "messages", "turns", "conversations", "body")
 _LOGS = ("turns", "conversations")  # of what was said over time; the others hold a request
+
+
+def too_few(profiled: int) -> str | None:
+    """A line where that many prompts cannot bear a verdict, however they turn out."""
+    if profiled >= MIN_EFFECTIVE_PROMPTS:
+        return None
+    whole = -(-MIN_EFFECTIVE_PROMPTS * 4 // 3)
+    return (
+        f"{profiled} prompts are left to profile, a quarter being held out: a verdict takes "
+        f"{MIN_EFFECTIVE_PROMPTS} at least; give {whole} or more, best 48"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from spectune.cli.app import run
+from spectune.cli.terminal import TerminalProgress
 from spectune.errors import reason_of
 from spectune.profile import load_profile
 from tests.checkpoints import WORDS, save_checkpoint
@@ -93,6 +94,32 @@ def test_prompts_that_are_too_long_are_named(tmp_path, target, capsys) -> None:
     assert "w.jsonl line 4 (" in notice.message
     assert "w.jsonl line 8 (" in notice.message
     assert notice.message.startswith("prompts longer than the 241 tokens that fit, skipped: 2: ")
+
+
+def test_too_few_prompts_for_a_verdict_are_told_before_and_after(tmp_path, target, workload, capsys) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(json.dumps({"prompt": " ".join(WORDS[i : i + 9])}) for i in range(14)))
+    line = "11 prompts are left to profile, a quarter being held out: a verdict takes 12 at least; give 16 or more"
+    assert run([*profile(target, str(few), tmp_path / "p"), "--dry-run"]) == 0
+    assert line in capsys.readouterr().out
+    assert run(profile(target, str(few), tmp_path / "p")) == 0
+    assert line in capsys.readouterr().err
+    assert run(["recommend", str(tmp_path / "p"), "-o", str(tmp_path / "s.md")]) == 4
+    assert "effective prompts are fewer than the 12 that a verdict takes" in capsys.readouterr().out
+    assert "## Configs not to serve with yet" in (tmp_path / "s.md").read_text()
+    assert run([*profile(target, workload, tmp_path / "q"), "--dry-run"]) == 0
+    assert "a verdict takes" not in capsys.readouterr().out
+
+
+def test_a_long_stage_on_a_pipe_says_now_and_then_how_far_it_is(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("spectune.cli.terminal._SAY_EVERY_S", -1.0)
+    progress = TerminalProgress()
+    progress.start("record", 200, "tokens")
+    progress.advance(50)
+    progress.advance(100)
+    progress.start("costs", 10, "s")
+    progress.__exit__(KeyboardInterrupt)  # nothing took the time that it was stopped after
+    assert capsys.readouterr().err.splitlines() == ["record 25%", "record 75%", "record took 0 s"]
 
 
 def test_prompts_that_look_random_to_the_target_are_counted(tmp_path, target, workload, monkeypatch) -> None:

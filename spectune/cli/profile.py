@@ -139,6 +139,7 @@ def profile(
 def _tell(run: Run) -> None:
     """The estimate, on stdout."""
     from spectune.measure.estimate import estimate_run
+    from spectune.workload import too_few
 
     told = estimate_run(run)
     for stage, seconds in told.seconds.items():
@@ -149,6 +150,8 @@ def _tell(run: Run) -> None:
     print(f"{'disk':<8} {told.disk_bytes / 1e9:>8,.1f} GB")
     if told.memory_bytes > told.free_bytes:
         print("it will not fit, or only in smaller batches")
+    if line := too_few(told.prompts):
+        print(line)
 
 
 def _given(call: typer.Context) -> dict[str, Any]:

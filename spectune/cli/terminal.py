@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 _NARROW_COLUMNS = 72
+_SAY_EVERY_S = 30.0  # on a pipe
 
 
 class TerminalProgress:
-    """One line for each stage: a bar with the time left, or on a pipe a line when it begins and ends."""
+    """One line for each stage: a bar with the time left, or on a pipe a line now and then and when it ends."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -38,19 +39,22 @@ class TerminalProgress:
         self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
         self._task: TaskID | None = None
         self._stage, self._began = "", 0.0
+        self._said, self._done, self._total = 0.0, 0.0, 1.0
 
     def __enter__(self) -> "TerminalProgress":
         self._bars.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._finish_stage()
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is None:
+            self._finish_stage()
         self._bars.stop()
 
     def start(self, stage: str, total: float, unit: str) -> None:
         """A stage begins."""
         self._finish_stage()
         self._stage, self._began = stage, perf_counter()
+        self._said, self._done, self._total = self._began, 0.0, total
         self._task = self._bars.add_task(stage, total=total, unit=unit, note="")
 
     def advance(self, amount: float, note: str = "") -> None:
@@ -59,6 +63,10 @@ class TerminalProgress:
         self._bars.advance(self._task, amount)
         if note:
             self._bars.update(self._task, note=note)
+        self._done += amount
+        if not self.console.is_terminal and perf_counter() - self._said > _SAY_EVERY_S and self._done < self._total:
+            self._said = perf_counter()
+            self.say(f"{self._stage} {self._done / self._total:.0%}")
 
     def say(self, text: str) -> None:
         """A line worth reading."""

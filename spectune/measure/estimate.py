@@ -33,6 +33,7 @@ class Estimate:
     memory_bytes: float
     free_bytes: float
     disk_bytes: float
+    prompts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ def estimate_run(run: Run) -> Estimate:
         seconds=seconds,
         memory_bytes=_memory(target, own, prompts, temperatures, run, dtype.itemsize),
         free_bytes=free_bytes(device),
+        prompts=len(prompts),
         disk_bytes=unpacking + sum(d[2] for d in drafts) + 40.0 * len(prompts) * temperatures * run.max_new_tokens,
     )
 

@@ -30,7 +30,7 @@ from spectune.models import (
 from spectune.profile import load_profile, require_replaceable
 from spectune.run import Run
 from spectune.sampling import Sampling
-from spectune.workload import Prompt, Workload, load_workload
+from spectune.workload import Prompt, Workload, load_workload, too_few
 
 _NAMED_PROMPTS = 5
 
@@ -118,6 +118,8 @@ def prepare(run: Run, progress: Progress) -> Prepared:
         problem = f"no prompt fits the context: {max(room, 0)} tokens are left for it"
         raise ConfigError(problem, "use shorter prompts, or models with more positions")
     progress.say(_headline(target, workload, samplings, run, specs))
+    if line := too_few(len(prompts)):
+        progress.say(line)
     return Prepared(
         target=target,
         drafts=drafts,

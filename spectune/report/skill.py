@@ -110,12 +110,19 @@ def _or_none(value: float | None, absent: str = "none") -> str:
 
 
 def _configs(recommendation: Recommendation, configs: Sequence[EngineConfig]) -> str:
-    lead = {
-        "speculate": "Costs differ between engines: measure before you trust a speed-up there.",
-        "plain": "Plain decoding needs no setting. Costs differ between engines: measure this candidate there.",
-        "insufficient-data": "Nothing to set yet. Costs differ between engines: measure this candidate there.",
+    title, lead = {
+        "speculate": ("Configs to paste", "Costs differ between engines: measure before you trust a speed-up there."),
+        "plain": (
+            "Configs not to serve with",
+            "Plain decoding needs no setting. Costs differ between engines: with these the best candidate can be "
+            "measured there, nothing more.",
+        ),
+        "insufficient-data": (
+            "Configs not to serve with yet",
+            "Nothing to set so far. Costs differ between engines: with these the best candidate can be measured there.",
+        ),
     }[recommendation.verdict]
-    return "\n\n".join([f"## Configs to paste\n\n{lead}", *map(_config, configs)])
+    return "\n\n".join([f"## {title}\n\n{lead}", *map(_config, configs)])
 
 
 def _config(config: EngineConfig) -> str:
