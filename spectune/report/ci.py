@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 from spectune.check import Check, Finding
 from spectune.report.markdown import table
 
+_HOPELESS = 20.0  # times the data
 _LEVELS = {"regressed": "error", "too-noisy": "warning"}
 
 
@@ -35,8 +36,8 @@ def change_text(finding: Finding) -> str:
 
 def remedy(finding: Finding) -> str:
     """What would settle a figure that is too noisy."""
-    if finding.more is None:
-        return "repeat the profiles"
+    if finding.more is None or finding.more > _HOPELESS:
+        return "profile both again on a quiet machine"
     what = "prompts" if finding.part == "acceptance" else "--budget-s"
     return f"{finding.more:.1f} times the {what} would settle it"
 
