@@ -88,7 +88,8 @@ def confirmation(profile: Profile, cells: CostCells, fitted_settings: Sequence[S
     fitted = {(s.draft, s.num_speculative_tokens, s.temperature): s for s in fitted_settings}
     runs = confirmed.runs
     keys = dict.fromkeys(zip(*(runs[name].to_pylist() for name in _KEYS), strict=True))
-    settings = [_confirmed(profile, cells, fitted, key) for key in keys if key[0] is not None]
+    another_time = unsteadiness(profile.costs, "plain")
+    settings = [_confirmed(profile, cells, fitted, key, another_time) for key in keys if key[0] is not None]
     errors = [setting.method_error for setting in settings]
     inside = [setting.inside_interval for setting in settings if setting.inside_interval is not None]
     return Confirmation(
@@ -135,14 +136,18 @@ def _runs(profile: Profile, draft: str | None, k: int, temperature: float) -> pa
 
 
 def _confirmed(
-    profile: Profile, cells: CostCells, fitted: dict[tuple[str, int, float], Setting], key: tuple[str, int, float]
+    profile: Profile,
+    cells: CostCells,
+    fitted: dict[tuple[str, int, float], Setting],
+    key: tuple[str, int, float],
+    another_time: float,
 ) -> ConfirmedSetting:
     spec, k, temperature = key
     runs, plain = _runs(profile, spec, k, temperature), _runs(profile, None, 0, temperature)
     draft, setting = draft_record(profile, spec), fitted[spec, k, temperature]
     main, max_k = profile.main_load, profile.manifest.settings.max_k
     costs = round_costs(cells, draft, temperature == 0.0, main, main, max_k)
-    predicted = _predicted(profile, draft, temperature, k, costs, runs.num_rows)
+    predicted = _predicted(profile, draft, temperature, k, costs, runs.num_rows, another_time)
     replayed = _replayed(profile, draft, temperature, k, costs)
     measured = _measured(runs, plain)
     geometric = expected_tokens(_first_alpha(fitted, setting), k) / round_cost(cost_ratio(setting), k)
@@ -174,11 +179,17 @@ def _first_alpha(fitted: dict[tuple[str, int, float], Setting], setting: Setting
 
 
 def _predicted(
-    profile: Profile, draft: DraftRecord, temperature: float, k: int, costs: RoundCosts, prompts: int
+    profile: Profile,
+    draft: DraftRecord,
+    temperature: float,
+    k: int,
+    costs: RoundCosts,
+    prompts: int,
+    another_time: float,
 ) -> Interval:
     """The population's speed-up on texts of the confirming run's length, and where a run on m prompts falls.
 
-    At another time the machine differs, as it did from one part of the profile to another.
+    `another_time`: what a machine changes by until then, as it did within the profile; a standard deviation of logs.
     """
     assert profile.manifest.confirmation is not None
     limit = profile.manifest.confirmation.max_new_tokens
@@ -190,8 +201,7 @@ def _predicted(
     error = prediction_standard_error(influence, within, prompts)
     timings = float(np.var(draws[1:] - draws[0]))
     weight = effective_prompts(rows.rounds)
-    another_time = (unsteadiness(profile.costs, "plain") ** 2, FOLDS - 1)
-    error, degrees = pooled([(error**2 + timings, weight - 1), another_time])
+    error, degrees = pooled([(error**2 + timings, weight - 1), (another_time**2, FOLDS - 1)])
     return log_t_interval(float(np.exp(draws[0])), error, min(weight, degrees + 1))
 
 
