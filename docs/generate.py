@@ -11,7 +11,7 @@ import spectune.profile as schema
 from spectune.cli.app import run
 
 HERE = Path(__file__).parent
-COMMANDS = ("", "profile", "recommend", "confirm", "check", "show", "what-if")
+COMMANDS = ("", "profile", "recommend", "confirm", "check", "show", "export", "telemetry", "doctor", "what-if")
 
 
 def cli_page() -> str:

@@ -1,19 +1,71 @@
-"""Draft SPECs as the user writes them: `ngram:min=1,max=4`, `layers:20`, or anything that names a model."""
+"""Draft SPECs as the user writes them: `ngram:min=1,max=4`, `layers:20`, `eagle3:MODEL`, or what names a model."""
+
+from dataclasses import dataclass
+from typing import Literal
 
 from spectune.errors import ConfigError
 
 DEFAULT_DRAFT = "ngram:min=1,max=4"
 
+Method = Literal["draft_model", "layer_skip", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp"]
+_HEADS: tuple[Method, ...] = ("medusa", "eagle", "eagle3")
+_OWN: tuple[Method, ...] = ("suffix", "mtp")
+_MEASURED: tuple[Method, ...] = ("draft_model", "layer_skip", "ngram")
 
-def ngram_bounds(spec: str) -> tuple[int, int] | None:
-    """(min, max) of `ngram` or `ngram:min=1,max=4`; None where the spec names something else.
 
-    As in vLLM, one bound that is left out copies the other; plain `ngram` is min=1,max=4.
-    Raises: ConfigError for bounds that make no sense.
-    """
-    name, _, options = spec.partition(":")
-    if name != "ngram":
-        return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSpec:
+    """A way to draft: `model` for those that load one, bounds for n-gram, `layers` for layer skip."""
+
+    method: Method
+    model: str | None = None
+    min_tokens: int = 0
+    max_tokens: int = 0
+    layers: int = 0
+
+    @property
+    def text(self) -> str:
+        """As it is written, with its defaults."""
+        if self.method == "ngram":
+            return f"ngram:min={self.min_tokens},max={self.max_tokens}"
+        if self.method == "layer_skip":
+            return f"layers:{self.layers}"
+        if self.method == "draft_model":
+            return str(self.model)
+        return self.method if self.model is None else f"{self.method}:{self.model}"
+
+
+def draft_spec(spec: str) -> DraftSpec:
+    """Raises: ConfigError for what is not understood."""
+    name, colon, rest = spec.partition(":")
+    if name == "ngram":
+        return _ngram(spec, rest)
+    if name == "layers" and colon:
+        if not rest.isdecimal():
+            raise ConfigError(f"draft {spec!r} is not understood at {rest!r}", "write layers:20, a number of layers")
+        return DraftSpec(method="layer_skip", layers=int(rest))
+    for method in _HEADS:
+        if name == method and colon:
+            if not rest:
+                raise ConfigError(f"draft {spec!r} names no checkpoint", f"write {method}:MODEL")
+            return DraftSpec(method=method, model=rest)
+    for method in _OWN:
+        if spec == method:
+            return DraftSpec(method=method)
+    return DraftSpec(method="draft_model", model=spec)
+
+
+def measured_draft(spec: str) -> DraftSpec:
+    """A draft that can be profiled. Raises: ConfigError for others."""
+    draft = draft_spec(spec)
+    if draft.method not in _MEASURED:
+        problem = f"draft {spec!r} cannot be profiled: spectune measures draft models, n-gram and layer skip"
+        raise ConfigError(problem, f"spectune doctor --draft {spec} tells whether an engine would run it")
+    return draft
+
+
+def _ngram(spec: str, options: str) -> DraftSpec:
+    """As in vLLM, one bound that is left out copies the other; plain `ngram` is min=1,max=4."""
     bounds: dict[str, int] = {}
     for part in options.split(",") if options else []:
         key, _, value = part.partition("=")
@@ -26,20 +78,4 @@ def ngram_bounds(spec: str) -> tuple[int, int] | None:
         raise ConfigError(
             f"draft {spec!r} looks up {low} to {high} tokens", f"give 1 ≤ min ≤ max, as in {DEFAULT_DRAFT}"
         )
-    return low, high
-
-
-def layer_count(spec: str) -> int | None:
-    """N of `layers:N`; None where the spec names something else. Raises: ConfigError for what is no number."""
-    name, colon, count = spec.partition(":")
-    if name != "layers" or not colon:
-        return None
-    if not count.isdecimal():
-        raise ConfigError(f"draft {spec!r} is not understood at {count!r}", "write layers:20, a number of layers")
-    return int(count)
-
-
-def canonical_spec(spec: str) -> str:
-    """The spec with its defaults written out; models stay as they are."""
-    bounds = ngram_bounds(spec)
-    return spec if bounds is None else f"ngram:min={bounds[0]},max={bounds[1]}"
+    return DraftSpec(method="ngram", min_tokens=low, max_tokens=high)

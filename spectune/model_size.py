@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_ITEMSIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Parameters, and what a token leaves in the cache."""
+    """Parameters, the bytes that they are read from, and what a token leaves in the cache."""
 
     parameters: int
+    stored_bytes: int
     vocab_size: int
     cached_values: int  # keys and values of one token over all layers
 
@@ -33,7 +36,9 @@ def hub_size(name: str) -> ModelSize | None:
     try:
         counts = get_safetensors_metadata(name).parameter_count
         config = PreTrainedConfig.get_config_dict(name)[0]
-        return _size(sum(counts.values()), config)
+        return _size(
+            sum(counts.values()), sum(count * _ITEMSIZES.get(kind, 4) for kind, count in counts.items()), config
+        )
     except Exception:  # no network, no such repository, no safetensors: loading will say which
         return None
 
@@ -43,18 +48,20 @@ def _folder_size(folder: Path) -> ModelSize:
     if not files:
         raise ValueError("no safetensors")
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    return _size(sum(map(_parameters, files)), config)
+    tensors = [tensor for file in files for tensor in _tensors(file)]
+    stored = sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors)
+    return _size(sum(math.prod(tensor["shape"]) for tensor in tensors), stored, config)
 
 
-def _parameters(file: Path) -> int:
+def _tensors(file: Path) -> list[dict[str, Any]]:
     """From the header: its length in eight bytes, then JSON."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return [entry for name, entry in header.items() if name != "__metadata__"]
 
 
-def _size(parameters: int, config: Mapping[str, Any]) -> ModelSize:
+def _size(parameters: int, stored_bytes: int, config: Mapping[str, Any]) -> ModelSize:
     text = config.get("text_config") or config
 
     def first(*names: str) -> int:
@@ -65,7 +72,10 @@ def _size(parameters: int, config: Mapping[str, Any]) -> ModelSize:
     cached_heads = int(text.get("num_key_value_heads") or heads)
     layers = first("num_hidden_layers", "n_layer")
     return ModelSize(
-        parameters=parameters, vocab_size=first("vocab_size"), cached_values=2 * layers * cached_heads * head_size
+        parameters=parameters,
+        stored_bytes=stored_bytes,
+        vocab_size=first("vocab_size"),
+        cached_values=2 * layers * cached_heads * head_size,
     )
 
 
@@ -81,8 +91,10 @@ def _gguf_size(file: Path) -> ModelSize:
     heads = number(f"{kind}.attention.head_count")
     cached_heads, hidden = number(f"{kind}.attention.head_count_kv"), number(f"{kind}.embedding_length")
     tokens = reader.get_field("tokenizer.ggml.tokens")
+    parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     return ModelSize(
-        parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
+        parameters=parameters,
+        stored_bytes=4 * parameters,  # unpacked once into float32
         vocab_size=len(tokens.data),
         cached_values=2 * number(f"{kind}.block_count") * cached_heads * (hidden // heads),
     )

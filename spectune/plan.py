@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from spectune.confirmation import Confirmation, ConfirmedSetting, confirmation
 from spectune.costs import CostCells
-from spectune.drafting_spec import ngram_bounds
+from spectune.drafting_spec import draft_spec
 from spectune.errors import ConfigError
 from spectune.fit import Setting, acceptance_lengths_by_rule, draft_record, fit_settings, whole_texts
 from spectune.formula import FormulaFit, fit_formula
@@ -16,6 +16,7 @@ from spectune.profile import Profile
 from spectune.recommendation import (
     Accuracy,
     AppliesTo,
+    BatchStep,
     Candidate,
     CategoryAnswer,
     Fallback,
@@ -62,7 +63,8 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
     best, candidate = decision.setting, _candidate(decision.setting)
     speculate = decision.verdict == "speculate"
     fallback, fallback_reason = _fallback(profile, best) if speculate else (None, _no_fallback(decision.verdict))
-    by_load = _by_load(profile, decision, [s for s in everywhere if s.temperature == headline])
+    here = [s for s in everywhere if s.temperature == headline]
+    by_load = _by_load(profile, decision, here)
     decoded = _decoded(confirmed, best)
     return Recommendation(
         verdict=decision.verdict,
@@ -81,6 +83,7 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
         by_temperature=[_temperature_answer(decided[t]) for t in temperatures],
         by_category=_by_category(best),
         by_load=by_load,
+        by_batch=_by_batch(profile, decision, [s for s in here if s.draft == best.draft]),
         candidates=[_candidate(setting) for setting in settings],
         acceptance_length_by_rule=acceptance_lengths_by_rule(
             profile, best.draft, headline, best.num_speculative_tokens
@@ -133,6 +136,17 @@ def _by_load(profile: Profile, main: Decision, settings: Sequence[Setting]) -> l
             )
         )
     return answers
+
+
+def _by_batch(profile: Profile, main: Decision, settings: Sequence[Setting]) -> list[BatchStep]:
+    """At the main context; `settings` are those of the best candidate's draft."""
+    main_load, steps = profile.main_load, []
+    for load in profile.manifest.settings.loads:
+        if load.context_tokens == main_load.context_tokens:
+            decision = main if load == main_load else decide([s for s in settings if s.load == load])
+            k = decision.setting.num_speculative_tokens if decision.verdict == "speculate" else 0
+            steps.append(BatchStep(batch=load.batch, num_speculative_tokens=k))
+    return sorted(steps, key=lambda step: step.batch)
 
 
 def _flips(answers: Sequence[LoadAnswer]) -> list[str]:
@@ -334,7 +348,7 @@ def _break_even_reason(best: Candidate) -> str:
         return f"even a free and perfect draft loses at K = {k}: verifying alone takes longer than {k + 1} plain steps"
     if best.break_even_alpha is None:
         return f"even a perfect draft loses at K = {k}: the round takes longer than {k + 1} plain steps"
-    proposing = " of K tokens proposed in every round" if ngram_bounds(best.draft) else ""
+    proposing = " of K tokens proposed in every round" if draft_spec(best.draft).method == "ngram" else ""
     return (
         f"it breaks even at {best.round_in_plain_steps:.2f} tokens a round, "
         f"an acceptance of {best.break_even_alpha:.2f} at every position{proposing}"

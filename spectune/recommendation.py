@@ -89,6 +89,14 @@ class LoadAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStep:
+    """What the best candidate's draft is worth at a measured batch: its own best K, 0 where it is not to speculate."""
+
+    batch: int
+    num_speculative_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
     """How good the profile's costs are: what stays noisy, and how well the parts of a round add up."""
 
@@ -139,6 +147,7 @@ class Recommendation:
     by_temperature: list[TemperatureAnswer]
     by_category: list[CategoryAnswer]
     by_load: list[LoadAnswer]
+    by_batch: list[BatchStep]
     candidates: list[Candidate]
     acceptance_length_by_rule: dict[str, float]
     formula: list[FormulaFit]

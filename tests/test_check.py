@@ -1,6 +1,8 @@
 """`spectune check`: what changed is found and attributed, noise is not, and what cannot be compared is refused."""
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -352,6 +354,42 @@ def test_a_skill_is_verified_against_its_profile(saved, tmp_path, capsys) -> Non
     assert skill.read_text() == before
     assert run(["recommend", str(saved["base"]), "--verify", str(tmp_path / "absent.md")]) == 2
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".md") == ["skill.md"]
+
+
+@pytest.fixture(scope="module")
+def later(folder, saved) -> dict[str, Path]:
+    """The same evidence as the baseline's and the dear candidate's, of another day."""
+    found = {}
+    for name, directory in saved.items():
+        found[name] = folder / f"later-{name}"
+        shutil.copytree(directory, found[name])
+        manifest = json.loads((directory / "profile.json").read_text())
+        (found[name] / "profile.json").write_text(json.dumps({**manifest, "created_at": "2027-01-01T00:00:00+00:00"}))
+    return found
+
+
+def test_from_a_later_profile_the_advice_must_follow_and_figures_may_move(saved, later, tmp_path, capsys) -> None:
+    skill = tmp_path / "skill.md"
+    assert run(["recommend", str(saved["base"]), "-o", str(skill)]) == 0
+    written = skill.read_text()
+    assert "**Speculate with " in written
+    verify = ["recommend", str(later["base"]), "--verify", str(skill)]
+    assert run(verify) == 0
+    capsys.readouterr()
+    skill.write_text(re.sub(r"(\| speed-up \|) .*", r"\1 9.99× [9.98, 10.00] |", written))
+    assert run(verify) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{skill} follows from the profile\nspeed-up: 9.99× [9.98, 10.00], now ")
+    skill.write_text(written.replace('"num_speculative_tokens": 4', '"num_speculative_tokens": 9'))
+    assert skill.read_text() != written
+    assert run(verify) == 1
+    assert "the configs to paste" in capsys.readouterr().out
+    skill.write_text(written.replace("(K) | 4 |", "(K) | 6 |"))
+    assert run(verify) == 1
+    assert "does not follow from the profile\nnum_speculative_tokens (K): 6, now 4" in capsys.readouterr().out
+    skill.write_text("# Notes\n\n| draft | none |\n")
+    assert run(verify) == 2
+    assert "the skill names no target" in capsys.readouterr().err
 
 
 def test_the_same_evidence_is_the_same_bytes(saved, folder, baseline) -> None:

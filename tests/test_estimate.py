@@ -27,6 +27,7 @@ def test_the_size_of_a_folder_is_that_of_the_network(tmp_path, kind) -> None:
     size = model_size(tmp_path)
     assert size is not None
     assert (size.parameters, size.vocab_size) == (network.num_parameters(), 50)
+    assert size.stored_bytes == 4 * network.num_parameters()
     cache = new_cache()
     network(input_ids=torch.tensor([[1, 2, 3]]), cache=cache, use_cache=True)
     assert size.cached_values * 3 == sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
@@ -34,7 +35,9 @@ def test_the_size_of_a_folder_is_that_of_the_network(tmp_path, kind) -> None:
 
 def test_the_size_of_a_gguf_file_is_read_from_its_header() -> None:
     size = model_size(embedded_gguf())
-    assert size == ModelSize(parameters=134_515_008, vocab_size=49_152, cached_values=2 * 30 * 3 * 64)
+    assert size == ModelSize(
+        parameters=134_515_008, stored_bytes=4 * 134_515_008, vocab_size=49_152, cached_values=2 * 30 * 3 * 64
+    )
 
 
 def test_files_that_do_not_tell_have_no_size(tmp_path) -> None:
@@ -56,10 +59,13 @@ def test_weights_that_cannot_fit_are_refused_before_they_are_read(tmp_path, monk
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", read)
     assert run(["profile", "--target", target, "-o", str(tmp_path / "p")]) == 3
     assert "GB for its weights alone" in capsys.readouterr().err
-    require_room(ModelSize(parameters=1000, vocab_size=1, cached_values=1), "m", torch.bfloat16, CPU)
+    require_room(ModelSize(parameters=1000, stored_bytes=4000, vocab_size=1, cached_values=1), "m", torch.bfloat16, CPU)
     with pytest.raises(DeviceError):
         require_room(
-            ModelSize(parameters=3000, vocab_size=1, cached_values=1), "m", torch.bfloat16, torch.device("cpu")
+            ModelSize(parameters=3000, stored_bytes=12000, vocab_size=1, cached_values=1),
+            "m",
+            torch.bfloat16,
+            torch.device("cpu"),
         )
     require_room(None, "m", torch.bfloat16, CPU)  # a size that is not known is tried
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from spectune.cli.app import run
-from spectune.profile import load_profile
+from spectune.profile import load_profile, save_profile
 from tests.checkpoints import WORDS, save_checkpoint
 
 TABLES = ("tape.parquet", "acceptance.parquet", "held_out.parquet")
@@ -153,6 +154,47 @@ def test_a_profile_of_other_settings_stays_unless_forced(models, workload, whole
     (output / "tape.parquet").write_bytes(b"")
     assert run([*command, "--max-k", "2"]) == 2
     assert "--force measures anew" in capsys.readouterr().err
+
+
+def test_a_tape_that_was_replaced_meanwhile_is_another_tape(
+    models, workload, whole, tmp_path, capsys, monkeypatch
+) -> None:
+    output, source = tmp_path / "p", tmp_path / "source"
+    shutil.copytree(whole, source)
+    command = [
+        "profile",
+        "--tape",
+        str(source),
+        "--draft",
+        "ngram",
+        "--max-k",
+        "2",
+        "--budget-s",
+        "1",
+        "-o",
+        str(output),
+    ]
+
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spectune.measure.pipeline.cost_table", broken)
+        assert run(command) == 130
+    tables = {
+        name: getattr(load_profile(source), name).to_pandas() for name in ("tape", "acceptance", "costs", "held_out")
+    }
+    before = tables["tape"].copy()
+    tables["tape"]["logprobs"] = [logprobs - 0.5 for logprobs in before["logprobs"]]
+    manifest = json.loads((source / "profile.json").read_text())
+    save_profile(manifest, tables, source)
+    assert run(command) == 2
+    assert "of another tape" in capsys.readouterr().err
+    save_profile(manifest, {**tables, "tape": before}, source)
+    assert run(command) == run(command) == 0
+    save_profile(manifest, tables, source)
+    assert run(command) == 2
+    assert "holds a profile of another tape" in capsys.readouterr().err
 
 
 def scarce(monkeypatch, rows: int) -> None:

@@ -9,9 +9,12 @@ import typer
 import spectune
 from spectune.cli.check import check
 from spectune.cli.confirm import confirm
+from spectune.cli.doctor import doctor
+from spectune.cli.export import export
 from spectune.cli.profile import profile
 from spectune.cli.recommend import recommend
 from spectune.cli.show import show
+from spectune.cli.telemetry import telemetry
 from spectune.cli.what_if import what_if
 from spectune.errors import SpectuneError
 
@@ -29,6 +32,9 @@ app.command()(recommend)
 app.command()(confirm)
 app.command()(check)
 app.command()(show)
+app.command()(export)
+app.command()(telemetry)
+app.command()(doctor)
 app.command("what-if")(what_if)
 
 

@@ -111,7 +111,7 @@ def _trials(
     chosen_only: bool,
 ) -> list["Trial"]:
     """What to decode with: the given drafts and K, or the best draft with the usual K, at each temperature."""
-    from spectune.drafting_spec import canonical_spec
+    from spectune.drafting_spec import draft_spec
     from spectune.fit import draft_record
     from spectune.selection import choose
 
@@ -123,7 +123,7 @@ def _trials(
     for depth in depths or []:
         if not 1 <= depth <= settings.max_k:
             raise ConfigError(f"K = {depth} was not measured", f"give 1 to {settings.max_k}")
-    wanted = [draft_record(profile, canonical_spec(spec)).spec for spec in drafts or []]
+    wanted = [draft_record(profile, draft_spec(spec).text).spec for spec in drafts or []]
     chosen = {}
     for temperature in temperatures or measured:
         here = [s for s in fitted if s.temperature == temperature]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from spectune.recommendation import Recommendation
 
 DEFAULT_SKILL = Path("outputs/skill-speculative-tuning.md")
+_ENGINES = ("vllm", "transformers")
+_DEFAULT = ", ".join(_ENGINES)
 
 
 def recommend(
@@ -32,20 +34,29 @@ def recommend(
         Path | None,
         typer.Option(metavar="FILE", help="Write nothing; say whether this skill still follows from the profile."),
     ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENGINE",
+            help=f"Engine to give a config for, such as {_ENGINES[0]}@0.32. Repeatable. Default: {_DEFAULT}.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the recommendation as JSON on stdout.")] = False,
 ) -> int:
     """Decide from a profile: which draft and K, up to which temperature, or plain decoding; write the skill.
 
-    Exits with 4 where the data do not decide; with --verify, with 1 where the file says something else.
+    Exits with 4 where the data do not decide; with --verify, with 1 where the file advises something
+    else (or, written from this very profile, has another line).
     """
-    from spectune.engines import transformers, vllm
+    from spectune.engines import speculation
+    from spectune.engines.catalogue import engine_config
     from spectune.plan import recommend as decide
     from spectune.profile import load_profile
     from spectune.report.figures import figures
     from spectune.report.skill import skill_markdown
 
     decided = decide(load_profile(directory), temperature)
-    configs = [vllm.config(decided), transformers.config(decided)]
+    configs = [engine_config(speculation(decided), one) for one in engine or _ENGINES]
     output = verify or output
     drawn = {name: (f"{output.stem}-{name}.svg", svg) for name, svg in figures(decided).items()}
     skill = skill_markdown(decided, configs, {name: file for name, (file, _) in drawn.items()})
@@ -70,21 +81,17 @@ def recommendation_object(decided: "Recommendation", configs: list["EngineConfig
 
 
 def _verified(path: Path, skill: str) -> int:
-    """Whether the file is that skill; on stdout, the lines that it has and lacks."""
-    import difflib
+    """Whether the file still follows, and what differs, on stdout."""
+    from spectune.report.verification import verification
 
     try:
         written = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", "give a skill that spectune recommend wrote") from error
-    if written == skill:
-        print(f"{path} follows from the profile")
-        return 0
-    lines = difflib.unified_diff(
-        written.splitlines(), skill.splitlines(), str(path), "from the profile", n=0, lineterm=""
-    )
-    print("\n".join(line for line in lines if not line.startswith("@@")))
-    return 1
+    seen = verification(written, skill)
+    print(f"{path} {'follows' if seen.follows else 'does not follow'} from the profile")
+    print("\n".join([*seen.differences, *seen.figures]), end="\n" if seen.differences or seen.figures else "")
+    return 0 if seen.follows else 1
 
 
 def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:

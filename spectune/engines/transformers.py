@@ -1,65 +1,152 @@
-"""transformers: assisted generation and prompt lookup. Source: transformers documentation, 5.24."""
+"""transformers: assisted generation and prompt lookup; what generate() refuses. Checked against 5.24, by running it."""
 
-from spectune.drafting_spec import layer_count, ngram_bounds
-from spectune.engines import SPEEDUP_NOT_MEASURED, EngineConfig
-from spectune.recommendation import Recommendation
+from collections.abc import Mapping
 
-CHECKED_AGAINST = "5.24"
+from spectune.engines import (
+    SPEEDUP_NOT_MEASURED,
+    EngineConfig,
+    Finding,
+    Plan,
+    Speculation,
+    error,
+    first_difference,
+    info,
+    is_count,
+    positions_findings,
+    warning,
+)
+from spectune.telemetry import Counts, Series
+
+NAME, CHECKED_AGAINST = "transformers", "5.24"
 
 
-def config(recommendation: Recommendation) -> EngineConfig:
-    """The generate call for the recommendation's best candidate."""
-    best = recommendation.best_candidate
-    bounds, layers = ngram_bounds(best.draft), layer_count(best.draft)
-    sampling = _sampling(recommendation)
+# ------------------------------------------------------------------------------------------------ config
+
+
+def config(asked: Speculation, version: str) -> EngineConfig:
+    """The generate call, from loading on."""
+    draft, k, sampling = asked.draft, asked.num_speculative_tokens, _sampling(asked)
     notes = [SPEEDUP_NOT_MEASURED, "batch 1 only"]
-    if layers is not None:
-        rule, text = "rejection", _early_exit(layers, best.num_speculative_tokens, sampling)
+    lines = _loading(asked)
+    if draft is not None and draft.method == "layer_skip":
+        rule = "rejection"
+        lines.append(
+            f"model.generate(**inputs, assistant_early_exit={draft.layers}, num_assistant_tokens={k}, "
+            f'num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0, {sampling})'
+        )
         notes.append("some architectures refuse it in this version")
-    elif bounds is None:
-        rule, text = "rejection", _assisted(best.draft, best.num_speculative_tokens, sampling)
+    elif draft is not None and draft.method == "draft_model":
+        rule = "rejection"
+        lines += _assisted(str(draft.model), k, asked)
+        lines.append(f"model.generate(**inputs, assistant_model=assistant, {sampling})")
         notes.append("threshold and schedule are set because the defaults adapt K and persist across calls")
-    else:
-        rule, text = "greedy_draft", _prompt_lookup(bounds[1], best.num_speculative_tokens, sampling)
-        if bounds[0] > 1:
+    elif draft is not None and draft.method == "ngram":
+        rule = "greedy_draft"
+        lines.append(
+            f"model.generate(**inputs, prompt_lookup_num_tokens={k}, max_matching_ngram_size={draft.max_tokens}, "
+            f"{sampling})"
+        )
+        if draft.min_tokens > 1:
             notes.append("prompt lookup here has no lower bound, so it proposes more often than was measured")
+    else:
+        rule = "none"
+        lines.append(f"model.generate(**inputs, {sampling})")
+        missing = f"transformers has no {draft.method} drafting; this is plain decoding" if draft else "plain decoding"
+        notes.append(missing)
     return EngineConfig(
-        engine="transformers",
+        engine=NAME,
+        version=version,
         checked_against=CHECKED_AGAINST,
         language="python",
-        text=text,
+        text="\n".join(lines),
+        files={},
         acceptance_rule=rule,
-        acceptance_length=recommendation.acceptance_length_by_rule[rule],
+        acceptance_length=asked.lengths.get(rule, 1.0),
         notes=notes,
+        warnings=[],
     )
 
 
-def _sampling(recommendation: Recommendation) -> str:
-    if recommendation.temperature == 0.0:
+def _sampling(asked: Speculation) -> str:
+    if asked.temperature == 0.0:
         return "do_sample=False"
-    applies = recommendation.applies_to
-    return f"do_sample=True, temperature={recommendation.temperature:g}, top_p={applies.top_p:g}, top_k={applies.top_k}"
+    return f"do_sample=True, temperature={asked.temperature:g}, top_p={asked.top_p:g}, top_k={asked.top_k}"
 
 
-def _assisted(draft: str, num_speculative_tokens: int, sampling: str) -> str:
-    return (
-        f"assistant = AutoModelForCausalLM.from_pretrained({draft!r})\n"
-        f"assistant.generation_config.num_assistant_tokens = {num_speculative_tokens}\n"
-        'assistant.generation_config.num_assistant_tokens_schedule = "constant"\n'
-        "assistant.generation_config.assistant_confidence_threshold = 0.0\n"
-        f"model.generate(**inputs, assistant_model=assistant, {sampling})"
-    )
+def _loading(asked: Speculation) -> list[str]:
+    return [
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f"model = AutoModelForCausalLM.from_pretrained({asked.target!r}, dtype={asked.dtype!r})",
+    ]
 
 
-def _early_exit(layers: int, num_speculative_tokens: int, sampling: str) -> str:
-    return (
-        f"model.generate(**inputs, assistant_early_exit={layers}, num_assistant_tokens={num_speculative_tokens}, "
-        f'num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0, {sampling})'
-    )
+def _assisted(draft: str, k: int, asked: Speculation) -> list[str]:
+    return [
+        f"assistant = AutoModelForCausalLM.from_pretrained({draft!r}, dtype={asked.dtype!r})",
+        f"assistant.generation_config.num_assistant_tokens = {k}",
+        'assistant.generation_config.num_assistant_tokens_schedule = "constant"',
+        "assistant.generation_config.assistant_confidence_threshold = 0.0",
+    ]
 
 
-def _prompt_lookup(longest: int, num_speculative_tokens: int, sampling: str) -> str:
-    return (
-        f"model.generate(**inputs, prompt_lookup_num_tokens={num_speculative_tokens}, "
-        f"max_matching_ngram_size={longest}, {sampling})"
-    )
+# ------------------------------------------------------------------------------------------------ preflight
+
+
+def findings(plan: Plan) -> list[Finding]:
+    """What generate() would refuse, or do otherwise."""
+    found, method, settings = [], plan.draft.method, plan.settings
+    if method not in ("draft_model", "layer_skip", "ngram"):
+        found.append(error("method", f"transformers has no {method} drafting", "use a draft model, n-gram or layers:N"))
+    batch = settings.get("batch_size", 1)
+    if is_count(batch) and batch > 1:  # type: ignore[operator]
+        message = f"assisted generation runs batch 1 only, not {batch}: acceptance may be used, no speed-up is claimed"
+        found.append(error("batch", message, "serve larger batches with another engine"))
+    if settings.get("cache_implementation") not in (None, "dynamic", "dynamic_full"):
+        message = f"assisted generation takes a dynamic cache only, not {settings['cache_implementation']}"
+        found.append(error("cache", message, "leave cache_implementation out"))
+    if settings.get("assistant_ensemble_weight") is not None:
+        message = "assistant_ensemble_weight mixes the draft into the target's law: the output is not the target's"
+        found.append(error("lossy", message, "leave it out"))
+    if settings.get("num_assistant_tokens_schedule", "constant") != "constant":
+        message = "this schedule adapts K, and some keep what they learnt across calls"
+        found.append(warning("schedule", message, 'set num_assistant_tokens_schedule to "constant"'))
+    if method == "draft_model" and plan.model:
+        found += _vocabulary_findings(plan)
+    return [*found, *positions_findings(plan)]
+
+
+def _vocabulary_findings(plan: Plan) -> list[Finding]:
+    """It judges by sizes alone; other sizes take universal assisted generation, which needs both tokenizers."""
+    draft = plan.model
+    assert draft is not None, "a draft model has facts"
+    sizes, differing = (plan.target.vocab_size, draft.vocab_size), first_difference(plan)
+    both = "pass tokenizer= and assistant_tokenizer= to generate (universal assisted generation)"
+    if differing and sizes[0] == sizes[1]:
+        return [error("vocabulary", f"{differing}; with equal sizes transformers does not notice", "use another draft")]
+    if differing:
+        return [warning("vocabulary", differing, both)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        message = (
+            f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding, taken for other tokenizers"
+        )
+        return [info("padding", message, both)]
+    return []
+
+
+# ------------------------------------------------------------------------------------------------ telemetry
+
+
+def counts_of_series(series: Series) -> Counts | None:  # noqa: ARG001 - one signature for all engines
+    """A library, not a server: it counts nothing."""
+    return None
+
+
+def counts_of_object(found: Mapping[str, object]) -> Counts | None:  # noqa: ARG001
+    """A library, not a server: it counts nothing."""
+    return None
+
+
+def counts_of_line(line: str) -> Counts | None:  # noqa: ARG001
+    """A library, not a server: it counts nothing."""
+    return None

@@ -1,57 +1,283 @@
-"""vLLM: --speculative-config. Source: vLLM documentation, speculative decoding, 0.32."""
+"""vLLM: --speculative-config, what it refuses, and what it tells of itself.
+
+Checked against vLLM 0.32: its configuration and metrics sources, and its own argument parser (tests/engines_vllm.py).
+"""
 
 import json
+import math
+import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
-from spectune.drafting_spec import layer_count, ngram_bounds
-from spectune.engines import SPEEDUP_NOT_MEASURED, EngineConfig
-from spectune.recommendation import Recommendation
+import yaml
 
-CHECKED_AGAINST = "0.32"
+from spectune.engines import (
+    OTHER_VOCABULARY,
+    SPEEDUP_NOT_MEASURED,
+    EngineConfig,
+    Finding,
+    Plan,
+    Speculation,
+    error,
+    first_difference,
+    is_count,
+    positions_findings,
+    warning,
+)
+from spectune.errors import ConfigError
+from spectune.telemetry import Counts, Series, by_position, numbers_of, several, total
+
+NAME, CHECKED_AGAINST = "vLLM", "0.32"
 _WORTH_SAMPLING = 1.01
 
 
-def config(recommendation: Recommendation) -> EngineConfig:
-    """The command line for the recommendation's best candidate.
+# ------------------------------------------------------------------------------------------------ config
 
-    Draft models propose their argmax by default; where sampling them is worth more than 1% of tokens a
-    round at the recommended temperature, `draft_sample_method` says so.
+
+def config(asked: Speculation, version: str) -> EngineConfig:
+    """`vllm serve` with its speculative config.
+
+    Draft models propose their argmax by default; where sampling them is worth more than 1% of tokens a round,
+    `draft_sample_method` says so.
     """
-    best, target = recommendation.best_candidate, shlex.quote(recommendation.applies_to.target)
-    if layer_count(best.draft) is not None:
-        return _plain(target)
-    lengths = recommendation.acceptance_length_by_rule
-    settings: dict[str, Any]
-    bounds = ngram_bounds(best.draft)
-    rule = "greedy_draft"
-    if bounds is not None:
-        settings = {"method": "ngram", "prompt_lookup_min": bounds[0], "prompt_lookup_max": bounds[1]}
-    else:
-        settings = {"method": "draft_model", "model": best.draft}
-        if lengths["rejection"] > _WORTH_SAMPLING * lengths["greedy_draft"]:
-            rule = "rejection"
-            settings["draft_sample_method"] = "probabilistic"
-    settings["num_speculative_tokens"] = best.num_speculative_tokens
-    value = shlex.quote(json.dumps(settings))
+    draft, rule, notes = asked.draft, "greedy_draft", [SPEEDUP_NOT_MEASURED]
+    settings = _method(asked)
+    if settings is None:
+        method = draft.method if draft else "none"
+        notes.append("plain decoding" if draft is None else f"vLLM has no {method} drafting; this is plain decoding")
+        return _config(asked, version, {}, "none", notes)
+    if draft and draft.method == "draft_model" and _worth_sampling(asked):
+        rule, settings["draft_sample_method"] = "rejection", "probabilistic"
+    settings["num_speculative_tokens"] = asked.num_speculative_tokens
+    if asked.varies:
+        settings["num_speculative_tokens"] = max(k for _, _, k in asked.batches)
+        settings["num_speculative_tokens_per_batch_size"] = [list(one) for one in asked.batches]
+        notes.append("a batch that was not measured has the K of the next larger one; ignored under data parallelism")
+    notes.append("requests with min_p or logit_bias are refused under speculation")
+    return _config(asked, version, settings, rule, notes)
+
+
+def _method(asked: Speculation) -> dict[str, Any] | None:
+    draft = asked.draft
+    if draft is None or draft.method == "layer_skip":
+        return None
+    if draft.method == "ngram":
+        return {"method": "ngram", "prompt_lookup_min": draft.min_tokens, "prompt_lookup_max": draft.max_tokens}
+    return {"method": draft.method} if draft.model is None else {"method": draft.method, "model": draft.model}
+
+
+def _worth_sampling(asked: Speculation) -> bool:
+    lengths = asked.lengths
+    return lengths.get("rejection", 1.0) > _WORTH_SAMPLING * lengths.get("greedy_draft", 1.0)
+
+
+def _config(asked: Speculation, version: str, settings: dict[str, Any], rule: str, notes: list[str]) -> EngineConfig:
+    dtype = "" if asked.dtype in ("auto", "") else f" --dtype {asked.dtype}"
+    value = f" \\\n  --speculative-config {shlex.quote(json.dumps(settings))}" if settings else ""
+    served = {"model": asked.target, **({"dtype": asked.dtype} if dtype else {})}
+    served |= {"speculative-config": settings} if settings else {}
     return EngineConfig(
-        engine="vLLM",
+        engine=NAME,
+        version=version,
         checked_against=CHECKED_AGAINST,
         language="sh",
-        text=f"vllm serve {target} \\\n  --speculative-config {value}",
+        text=f"vllm serve {shlex.quote(asked.target)}{dtype}{value}",
+        files={"vllm.yaml": yaml.safe_dump(served, sort_keys=False)},
         acceptance_rule=rule,
-        acceptance_length=lengths[rule],
-        notes=[SPEEDUP_NOT_MEASURED, "requests with min_p or logit_bias are refused under speculation"],
+        acceptance_length=asked.lengths.get(rule, 1.0),
+        notes=notes,
+        warnings=[],
     )
 
 
-def _plain(target: str) -> EngineConfig:
-    return EngineConfig(
-        engine="vLLM",
-        checked_against=CHECKED_AGAINST,
-        language="sh",
-        text=f"vllm serve {target}",
-        acceptance_rule="none",
-        acceptance_length=1.0,
-        notes=["vLLM does not draft with the first layers of a target; this is plain decoding"],
+# ------------------------------------------------------------------------------------------------ preflight
+
+_GONE = ("speculative_token_tree", "disable_by_batch_size", "speculative_disable_by_batch_size")
+
+
+def findings(plan: Plan) -> list[Finding]:
+    """What vLLM would refuse, ignore or read otherwise."""
+    found = [*_draft_findings(plan), *_lookup_findings(plan), *_mtp_findings(plan), *_gone_findings(plan)]
+    settings, parallel = plan.settings, plan.settings.get("tensor_parallel_size")
+    own = settings.get("draft_tensor_parallel_size")
+    if own is not None and own not in (1, parallel or 1):
+        found.append(
+            error("tensor-parallel", f"vLLM runs a draft on 1 or on the target's {parallel or 1} devices, not on {own}",
+                  f"set draft_tensor_parallel_size to 1{f' or {parallel}' if parallel else ''}")
+        )  # fmt: skip
+    if settings.get("rejection_sample_method") == "synthetic" or "synthetic_acceptance_rates" in settings:
+        message = "synthetic acceptance keeps proposals at random: the output is not the target's"
+        found.append(error("lossy", message, "leave rejection_sample_method at standard, or block"))
+    for name in ("min_p", "logit_bias"):
+        if settings.get(name):
+            found.append(error("sampling", f"vLLM refuses requests with {name} under speculation", f"drop {name}"))
+    if schedule := settings.get("num_speculative_tokens_per_batch_size"):
+        found += _schedule_findings(schedule, settings)
+    return found
+
+
+def _draft_findings(plan: Plan) -> list[Finding]:
+    method, k = plan.draft.method, plan.num_speculative_tokens
+    if method == "layer_skip":
+        return [error("method", "vLLM does not draft with the first layers of a target", "use n-gram or a draft model")]
+    if k is None and method not in ("mtp", "suffix"):
+        return [error("num-speculative-tokens", f"vLLM needs a K for {method}", "give --num-speculative-tokens")]
+    if method == "suffix":
+        return [warning("package", "vLLM's suffix decoding needs the package arctic-inference", "install it there")]
+    if method != "draft_model" or plan.model is None:
+        return []
+    found = []
+    mapped = plan.settings.get("use_heterogeneous_vocab") is True
+    if mapped and plan.settings.get("draft_sample_method", "greedy") != "greedy":
+        message = "use_heterogeneous_vocab drafts greedily only"
+        found.append(error("vocabulary", message, "leave draft_sample_method at greedy"))
+    differing = first_difference(plan)
+    sizes = plan.target.vocab_size, plan.model.vocab_size
+    if not mapped and differing:
+        found.append(error("vocabulary", differing, OTHER_VOCABULARY))
+    elif not mapped and None not in sizes and sizes[0] != sizes[1]:
+        message = (
+            f"vLLM's draft_model refuses embeddings of {sizes[0]} and {sizes[1]} rows, though the tokens are the same"
+        )
+        found.append(error("padding", message, "pad the draft to the target's size, or set use_heterogeneous_vocab"))
+    return [*found, *positions_findings(plan)]
+
+
+def _lookup_findings(plan: Plan) -> list[Finding]:
+    low, high = plan.settings.get("prompt_lookup_min"), plan.settings.get("prompt_lookup_max")
+    if low is None and high is None:
+        return []
+    given, value = ("prompt_lookup_max", high) if low is None else ("prompt_lookup_min", low)
+    if low is None or high is None:
+        message = f"with {given} = {value} alone, vLLM takes {value} for both"
+        return [
+            warning("prompt-lookup", message, f"write prompt_lookup_min and prompt_lookup_max, both {value} or apart")
+        ]
+    if is_count(low) and is_count(high) and low > high:  # type: ignore[operator]
+        message = f"prompt_lookup_min {low} is above prompt_lookup_max {high}"
+        return [error("prompt-lookup", message, "give min ≤ max")]
+    return []
+
+
+def _mtp_findings(plan: Plan) -> list[Finding]:
+    if plan.draft.method != "mtp":
+        return []
+    layers, k = plan.target.mtp_layers, plan.num_speculative_tokens
+    if not layers:
+        return [error("mtp", f"{plan.target.name} has no heads of its own to predict with", "use another draft")]
+    if k is not None and k > layers and k % layers:
+        message = f"K = {k} does not fit the {layers} tokens that {plan.target.name} predicts in a pass"
+        return [error("mtp", message, f"K must be at most {layers} or a multiple of {layers}")]
+    return []
+
+
+def _gone_findings(plan: Plan) -> list[Finding]:
+    found = []
+    for name in _GONE:
+        if name not in plan.settings:
+            continue
+        if name == "speculative_token_tree":
+            found.append(error("gone", "vLLM dropped speculative_token_tree: it verifies chains only", "drop it"))
+            continue
+        size, k = plan.settings[name], plan.num_speculative_tokens or 1
+        ranges = [[1, size - 1, k], [size, size, 0]] if is_count(size) and size > 1 else [[1, 1, 0]]  # type: ignore[operator]
+        found.append(
+            error("gone", f"vLLM dropped {name}", f"write num_speculative_tokens_per_batch_size: {json.dumps(ranges)}")
+        )
+    return found
+
+
+def _schedule_findings(schedule: object, settings: Mapping[str, object]) -> list[Finding]:
+    remedy = "write ranges [first, last, K] from batch 1 up, without overlap, as in [[1, 8, 4], [9, 32, 0]]"
+    entries = schedule if isinstance(schedule, list) else []
+    if not entries or not all(isinstance(e, list) and len(e) == 3 and all(map(is_count, e)) for e in entries):
+        return [error("schedule", "num_speculative_tokens_per_batch_size is no list of ranges", remedy)]
+    entries, end = sorted(entries), 0
+    for first, last, _ in entries:
+        if first <= end or first > last or (end == 0 and first != 1):
+            message = f"the range {first} to {last} of num_speculative_tokens_per_batch_size starts or ends wrongly"
+            return [error("schedule", message, remedy)]
+        end = last
+    parallel = settings.get("data_parallel_size")
+    if is_count(parallel) and parallel > 1:  # type: ignore[operator]
+        message = "under data parallelism vLLM ignores num_speculative_tokens_per_batch_size"
+        return [warning("schedule", message, "serve without data parallelism, or with one K")]
+    return []
+
+
+# ------------------------------------------------------------------------------------------------ telemetry
+
+_PREFIX = "vllm:spec_decode_"
+_COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+
+
+def counts_of_series(series: Series) -> Counts | None:
+    """From /metrics. Positions are counted over all drafts: cumulative."""
+    named = {name: total(series, f"{_PREFIX}{name}_total", f"{_PREFIX}{name}") for name in _COUNTERS}
+    if all(value is None for value in named.values()):
+        return None
+    positions = f"{_PREFIX}num_accepted_tokens_per_pos"
+    return Counts(
+        **named,
+        accepted_by_position=by_position(series, f"{positions}_total" if f"{positions}_total" in series else positions),
+        warnings=tuple(several(series, f"{_PREFIX}num_accepted_tokens_total", "model_name")),
     )
+
+
+def counts_of_object(found: Mapping[str, object]) -> Counts | None:
+    """From metrics.speculative_decoding of a response: a histogram of steps by accepted tokens.
+
+    Steps in which nothing was proposed are not in it.
+    """
+    histogram = found.get("acceptance_histogram")
+    if "num_spec_steps" not in found or not isinstance(histogram, list):
+        return None
+    steps = list(numbers_of(dict(zip(map(str, range(len(histogram))), histogram, strict=True))).values())
+    named = numbers_of(found, "num_draft_tokens", "num_accepted_draft_tokens")
+    at_least = [math.fsum(steps[j:]) for j in range(1, len(steps))]
+    return Counts(
+        num_drafts=math.fsum(steps),
+        num_draft_tokens=named.get("num_draft_tokens"),
+        num_accepted_tokens=named.get("num_accepted_draft_tokens", math.fsum(at_least)),
+        accepted_by_position=tuple(at_least),
+    )
+
+
+def counts_of_line(line: str) -> Counts | None:
+    """From `SpecDecoding metrics:` of the log, whose order of figures differs by version.
+
+    Drafts follow from the rates by position, accepted tokens over drafts each: they sum to the mean length without
+    the bonus, which some versions leave out of the mean they print.
+    """
+    if "SpecDecoding metrics:" not in line:
+        return None
+    accepted, proposed, mean = (_figure(line, name) for name in ("Accepted", "Drafted", "Mean acceptance length"))
+    listed = re.search(rf"Per-position acceptance rate: ({_NUMBER}(?:, {_NUMBER})*)", line)
+    if accepted is not None and proposed is not None and listed is None and "Per-position" not in line:
+        return Counts(num_draft_tokens=proposed, num_accepted_tokens=accepted)
+    if accepted is None or proposed is None or listed is None:
+        raise ConfigError(
+            f"the log line cannot be read: {line.strip()[:120]}", "give the engine's log as it was written"
+        )
+    rates = [float(rate) for rate in listed[1].split(", ")]
+    total_rate = math.fsum(rates)
+    drafts = accepted / total_rate if total_rate else proposed / len(rates)
+    without = mean is not None and accepted > 0 and abs(mean - total_rate) < abs(mean - 1 - total_rate)
+    return Counts(
+        num_drafts=float(round(drafts)),
+        num_draft_tokens=proposed,
+        num_accepted_tokens=accepted,
+        accepted_by_position=tuple(rate * round(drafts) for rate in rates),
+        warnings=(_ROUNDED, *((_NO_BONUS,) if without else ())),
+    )
+
+
+_ROUNDED = "drafts and positions follow from rounded rates in the log"
+_NO_BONUS = "this version prints a mean acceptance length without the bonus token; it is included here"
+
+
+def _figure(line: str, name: str) -> float | None:
+    found = re.search(rf"\b{name}: {_NUMBER}(?![0-9,.]*,[0-9])", line)
+    return float(found[1]) if found else None

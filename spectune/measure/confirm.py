@@ -16,7 +16,7 @@ from spectune.drafting import Continuation, Drafter, Drafting
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.layer_skip import first_layers
 from spectune.drafting.ngram import NgramDrafter
-from spectune.drafting_spec import layer_count, ngram_bounds
+from spectune.drafting_spec import draft_spec
 from spectune.errors import ConfigError, ProfileError
 from spectune.manifest import ModelRecord
 from spectune.measure import Progress
@@ -142,11 +142,11 @@ def _same_model(record: ModelRecord, profile: Profile, request: ConfirmRequest, 
 
 
 def _draft(spec: str, target: LanguageModel, profile: Profile, request: ConfirmRequest, progress: Progress) -> Drafter:
-    bounds, layers = ngram_bounds(spec), layer_count(spec)
-    if bounds is not None:
-        return NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
-    if layers is not None:
-        return DraftModel(first_layers(target, layers))
+    draft = draft_spec(spec)
+    if draft.method == "ngram":
+        return NgramDrafter(min_tokens=draft.min_tokens, max_tokens=draft.max_tokens)
+    if draft.method == "layer_skip":
+        return DraftModel(first_layers(target, draft.layers))
     record = next(draft.model for draft in profile.manifest.drafts if draft.spec == spec)
     assert record is not None, "a draft model has a record"
     return DraftModel(_same_model(record, profile, request, progress))

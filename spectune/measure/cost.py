@@ -24,7 +24,7 @@ from spectune.scoring import ModelSequence
 from spectune.stats import median_half_width, steady_seconds
 
 ROUND_DEPTHS = (1, 2, 4)  # and the largest K: the overhead is taken from 1 and 4, the others judge it
-_FEWEST_PASSES = 6  # below six samples the median has no interval
+FEWEST_PASSES = 6  # below six samples the median has no interval
 _MOST_WARM_UP_PASSES = 5
 _OFTEN = 4  # times in each pass
 _REFERENCE_WIDTH = 4096  # 64 MiB in float32: more than caches hold
@@ -77,7 +77,7 @@ def cost_table(
     samples = _Samples(_cells(target, drafts, settings), settings.seed)
     samples.warm_up()
     passes, due, spent, noise = 0, 0, 0.0, float("inf")
-    while passes < _FEWEST_PASSES or (spent < settings.budget_s and noise > KNOWN_WITHIN):
+    while passes < FEWEST_PASSES or (spent < settings.budget_s and noise > KNOWN_WITHIN):
         samples.one_pass(passes)
         passes += 1
         if passes >= due:  # judging takes time of its own where passes are short
@@ -115,7 +115,7 @@ class _Samples:
         times = [_OFTEN if _plain(cell) or cell.parts == ("reference",) else 1 for cell in self._cells]
         for index in self._rng.permutation(np.repeat(np.arange(len(self._cells)), times)):
             cell = self._cells[index]
-            if cell.forward or number < _FEWEST_PASSES or self._widths[index] > KNOWN_WITHIN:
+            if cell.forward or number < FEWEST_PASSES or self._widths[index] > KNOWN_WITHIN:
                 self._rows.append((int(index), number, cell.run()))
 
     def noise(self) -> float:

@@ -9,8 +9,9 @@ from time import perf_counter
 import torch
 
 from spectune.devices import free_bytes, resolve_device, resolve_dtype
-from spectune.drafting_spec import layer_count, ngram_bounds
+from spectune.drafting_spec import draft_spec, measured_draft
 from spectune.errors import ConfigError
+from spectune.measure.cost import FEWEST_PASSES, ROUND_DEPTHS
 from spectune.measure.tape import ROWS_PER_BATCH
 from spectune.model_size import ModelSize, hub_size, model_size
 from spectune.models import EMBEDDED, embedded_gguf, unpacked_folder
@@ -22,6 +23,9 @@ _TEMPLATE_TOKENS = 20
 _RUNTIME_BYTES = 700e6  # the libraries themselves
 _LOAD_BYTES_PER_S = 0.6e9
 _START_S = 6.0  # importing the libraries
+_OFTEN = 3  # plain steps of a pass beyond the first
+_FEW_SIZES = 5  # of a load beside the main one
+_WARM_UP_PASSES = 4  # of up to six
 _TEST_ROWS, _TEST_INPUTS, _TEST_OUTPUTS = 64, 2048, 8192
 
 
@@ -55,22 +59,20 @@ def estimate_run(run: Run) -> Estimate:
     drafts = [(spec, *_draft_size(spec, target)) for spec in run.draft]
     prompts = [_tokens(prompt) for prompt in load_workload(run.workload).profiled]
     temperatures = len(set(run.temperature)) or 2
+    own = [size for spec, size, _ in drafts if draft_spec(spec).method != "layer_skip"]
     seconds = {
-        "load": _START_S
-        + sum(size.parameters * dtype.itemsize for size in (target, *(d[1] for d in drafts))) / _LOAD_BYTES_PER_S
-        + 5 * (unpacking + sum(d[2] for d in drafts)) / _LOAD_BYTES_PER_S,
+        "load": _load_s([target, *own], unpacking + sum(d[2] for d in drafts), dtype.itemsize),
         "record": 0.0
         if run.tape
         else _record_s(target, prompts, temperatures, run.max_new_tokens, machine, dtype.itemsize),
         "replay": sum(
             machine.seconds(size.parameters, (prompt + run.max_new_tokens) * temperatures, dtype.itemsize)
             for spec, size, _ in drafts
-            if ngram_bounds(spec) is None
+            if draft_spec(spec).method != "ngram"
             for prompt in prompts
         ),
-        "costs": run.budget_s,
+        "costs": _costs_s(target, [d[1] for d in drafts], run, machine, dtype.itemsize),
     }
-    own = [size for spec, size, _ in drafts if layer_count(spec) is None]
     return Estimate(
         seconds=seconds,
         memory_bytes=_memory(target, own, prompts, temperatures, run, dtype.itemsize),
@@ -96,9 +98,33 @@ def _sized(spec: str | None) -> tuple[ModelSize, float]:
 
 
 def _draft_size(spec: str, target: ModelSize) -> tuple[ModelSize, float]:
-    if ngram_bounds(spec) is not None:
-        return ModelSize(parameters=0, vocab_size=0, cached_values=0), 0.0
-    return (target, 0.0) if layer_count(spec) is not None else _sized(spec)
+    method = measured_draft(spec).method
+    if method == "ngram":
+        return ModelSize(parameters=0, stored_bytes=0, vocab_size=0, cached_values=0), 0.0
+    return (target, 0.0) if method == "layer_skip" else _sized(spec)
+
+
+def _load_s(sizes: Sequence[ModelSize], unpacked_bytes: float, itemsize: int) -> float:
+    """Files are read and hashed as they are; weights of another dtype are copied into the one asked for."""
+    moved = sum(size.stored_bytes + size.parameters * itemsize for size in sizes) + 5 * unpacked_bytes
+    return _START_S + moved / _LOAD_BYTES_PER_S
+
+
+def _costs_s(target: ModelSize, drafts: Sequence[ModelSize], run: Run, machine: _Machine, itemsize: int) -> float:
+    """The budget, or the fewest passes where it is too short for them; before it, everything once and the forwards
+    until they are steady.
+    """
+    loads = len({1, *run.batch}) * (1 + len(set(run.context)))
+    step = machine.seconds(target.parameters, 1, itemsize)
+    forwards = (run.max_k + 1 + _OFTEN + _FEW_SIZES * (loads - 1)) * step
+    rounds = step
+    for size in drafts:
+        proposed = machine.seconds(size.parameters, 1, itemsize)
+        forwards += 2 * loads * proposed
+        depths = [k for k in {*ROUND_DEPTHS, run.max_k} if k <= run.max_k]
+        rounds += sum(step + k * proposed for k in depths)
+    rounds *= min(2, len(set(run.temperature)) or 2)
+    return max(run.budget_s, FEWEST_PASSES * (forwards + rounds)) + rounds + _WARM_UP_PASSES * forwards
 
 
 def _record_s(

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,7 +14,7 @@ import pandas as pd
 import spectune
 from spectune.costs import KNOWN_WITHIN, CostCells
 from spectune.errors import ProfileError
-from spectune.manifest import SCHEMA_VERSION, Load, Manifest, Notice
+from spectune.manifest import SCHEMA_VERSION, Load, Notice
 from spectune.measure import Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.cost import CostSettings, cost_table
@@ -95,7 +96,7 @@ def _there(request: ProfileRequest) -> Profile | None:
 
 
 def _require_equal(there: Profile, identity: Mapping[str, Any], request: ProfileRequest) -> None:
-    before = _identity_of(there.manifest)
+    before = _identity_of(there)
     other = [name for name in identity if identity[name] != before[name]]
     if other:
         problem = f"{request.output} holds a profile of another {' and '.join(other)}"
@@ -111,10 +112,12 @@ def _identity(run: Run, prepared: Prepared) -> dict[str, Any]:
         "target": model_record(prepared.target).model_dump(),
         "draft": [record.model_dump() for record in prepared.records],
         "machine": environment(prepared.target).model_dump(include=set(_LASTING)),
+        "tape": _texts(load_profile(Path(run.tape))) if run.tape else None,
     }
 
 
-def _identity_of(manifest: Manifest) -> dict[str, Any]:
+def _identity_of(there: Profile) -> dict[str, Any]:
+    manifest = there.manifest
     return {
         "run": differences(Run(), manifest.run),
         "spectune version": manifest.spectune_version,
@@ -122,7 +125,13 @@ def _identity_of(manifest: Manifest) -> dict[str, Any]:
         "target": manifest.target.model_dump(),
         "draft": [record.model_dump() for record in manifest.drafts],
         "machine": manifest.environment.model_dump(include=set(_LASTING)),
+        "tape": _texts(there) if manifest.run.tape else None,
     }
+
+
+def _texts(profile: Profile) -> str:
+    """A digest of what was recorded, which a profile without text has too: no two texts have the same log p."""
+    return sha256(repr(profile.tape["logprobs"].to_pylist()).encode()).hexdigest()
 
 
 def _tape(run: Run, prepared: Prepared, shards: Shards, progress: Progress) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from spectune.drafting import Drafter
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.layer_skip import first_layers
 from spectune.drafting.ngram import NgramDrafter
-from spectune.drafting_spec import DEFAULT_DRAFT, canonical_spec, layer_count, ngram_bounds
+from spectune.drafting_spec import DEFAULT_DRAFT, draft_spec, measured_draft
 from spectune.errors import ConfigError, ProfileError
 from spectune.manifest import DraftRecord, Notice
 from spectune.measure import Progress
@@ -98,7 +98,7 @@ def check_run(request: ProfileRequest) -> None:
 def prepare(run: Run, progress: Progress) -> Prepared:
     """Load the models, read the workload, say what will be measured. Raises: SpectuneError."""
     workload = load_workload(run.workload)
-    specs = list(dict.fromkeys(canonical_spec(spec) for spec in run.draft or [DEFAULT_DRAFT]))
+    specs = list(dict.fromkeys(measured_draft(spec).text for spec in run.draft or [DEFAULT_DRAFT]))
     device = resolve_device(run.device)
     target = _load(run.target, device, run, progress)
     drafts, records = _open_drafts(specs, target, run, progress)
@@ -144,16 +144,15 @@ def _open_drafts(
     drafts: dict[str, Drafter] = {}
     records: list[DraftRecord] = []
     for spec in specs:
-        bounds, layers = ngram_bounds(spec), layer_count(spec)
-        if bounds is not None:
-            drafts[spec] = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
-            records.append(
-                DraftRecord(spec=spec, method="ngram", model=None, min_tokens=bounds[0], max_tokens=bounds[1])
-            )
+        draft = draft_spec(spec)
+        if draft.method == "ngram":
+            low, high = draft.min_tokens, draft.max_tokens
+            drafts[spec] = NgramDrafter(min_tokens=low, max_tokens=high)
+            records.append(DraftRecord(spec=spec, method="ngram", model=None, min_tokens=low, max_tokens=high))
             continue
-        if layers is not None:
-            model = first_layers(target, layers)
-            records.append(DraftRecord(spec=spec, method="layer_skip", model=model_record(model), layers=layers))
+        if draft.method == "layer_skip":
+            model = first_layers(target, draft.layers)
+            records.append(DraftRecord(spec=spec, method="layer_skip", model=model_record(model), layers=draft.layers))
         else:
             model = _load(spec, target.device, run, progress)
             require_same_tokenizer(target, model)

@@ -126,10 +126,11 @@ def _configs(recommendation: Recommendation, configs: Sequence[EngineConfig]) ->
 
 
 def _config(config: EngineConfig) -> str:
-    notes = "; ".join(config.notes)
+    notes = "; ".join([*config.notes, *config.warnings])
+    files = "".join(f"`{name}`:\n\n```{name.split('.')[-1]}\n{text}```\n\n" for name, text in config.files.items())
     return (
         f"### {config.engine} (checked against {config.checked_against})\n\n"
-        f"```{config.language}\n{config.text}\n```\n\n"
+        f"```{config.language}\n{config.text}\n```\n\n{files}"
         f"{config.acceptance_length:.2f} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
     )
 

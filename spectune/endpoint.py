@@ -1,0 +1,86 @@
+"""Text from a server over HTTP. What a URL carries besides its place, credentials above all, is in no message."""
+
+from time import perf_counter
+from urllib.parse import urlsplit
+
+from spectune.errors import ConfigError, EngineError
+
+_TIMEOUT_S = 10.0
+_MOST_BYTES = 64 * 2**20
+
+
+def is_url(text: str) -> bool:
+    """Whether it names a server, not a file."""
+    return text.lower().startswith(("http://", "https://"))
+
+
+def shown(url: str) -> str:
+    """The URL without user, password, query and fragment.
+
+    Raises: ConfigError for what is no URL of a server.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
+    if not host:
+        raise ConfigError("the URL names no host", "write http://host:port/metrics")
+    return f"{parts.scheme.lower()}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}{parts.path}"
+
+
+def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
+    """The body of a page; a user and password in the URL go into the request and nowhere else.
+
+    Raises: EngineError where the server is missing, refuses, is too slow, dies midway or fails TLS.
+    """
+    import httpx
+
+    place, began = shown(url), perf_counter()
+    try:
+        with httpx.stream("GET", url, timeout=timeout_s, follow_redirects=True) as answer:
+            body = bytearray()
+            for chunk in answer.iter_bytes():
+                body += chunk
+                if len(body) > _MOST_BYTES:
+                    raise EngineError(
+                        f"{place} answers with more than {_MOST_BYTES >> 20} MiB", "is it a metrics page?"
+                    )
+                if perf_counter() - began > timeout_s:
+                    raise EngineError(f"{place} is still answering after {timeout_s:g} s", "ask a quieter server")
+    except httpx.TimeoutException as error:
+        raise EngineError(f"{place} does not answer within {timeout_s:g} s", "check that the server is up") from error
+    except httpx.InvalidURL as error:
+        raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
+    except httpx.HTTPError as error:
+        raise EngineError(f"{place} cannot be read: {_reason(error)}", "check the address and the server") from error
+    if answer.status_code != 200:
+        raise EngineError(f"{place} answers with status {answer.status_code}", _remedy(answer.status_code))
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EngineError(f"{place} answers with bytes that are no text", "is it a metrics page?") from error
+
+
+def _reason(error: Exception) -> str:
+    """In a word: the library's own text may quote the URL."""
+    text = str(error).lower()
+    for sign, said in {
+        "certificate": "TLS: its certificate is not trusted",
+        "ssl": "TLS fails",
+        "refused": "connection refused",
+        "name or service": "no such host",
+        "name resolution": "no such host",
+        "peer closed": "the connection ended midway",
+        "disconnected": "the connection ended midway",
+        "unreachable": "the network is unreachable",
+    }.items():
+        if sign in text:
+            return said
+    return type(error).__name__
+
+
+def _remedy(status: int) -> str:
+    if status in (401, 403):
+        return "give credentials, as in http://user:password@host/metrics"
+    return "check the path; most engines answer at /metrics, TensorRT-LLM at /prometheus/metrics"

@@ -1,0 +1,169 @@
+"""All engines: choosing one by name and version, and finding out whose output a text is."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+from spectune.engines import (
+    EngineConfig,
+    Finding,
+    Plan,
+    Speculation,
+    llama_cpp,
+    sglang,
+    tensorrt_llm,
+    transformers,
+    vllm,
+    warning,
+)
+from spectune.errors import ConfigError
+from spectune.telemetry import Counts, Series, Telemetry, exposition, pooled, since, telemetry
+
+ENGINES: dict[str, ModuleType] = {
+    "vllm": vllm,
+    "sglang": sglang,
+    "tensorrt-llm": tensorrt_llm,
+    "llama.cpp": llama_cpp,
+    "transformers": transformers,
+}
+_ALSO = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "llamacpp": "llama.cpp", "hf": "transformers"}
+_DEPTH = 12
+
+
+def engine_named(asked: str) -> tuple[ModuleType, str]:
+    """The engine and version of `vllm@0.32`; without a version, the one it was checked against.
+
+    Raises: ConfigError for an engine that is not known.
+    """
+    name, _, version = asked.partition("@")
+    known = _ALSO.get(name.lower(), name.lower())
+    if known not in ENGINES:
+        raise ConfigError(f"engine {name!r} is not known", f"give one of {', '.join(ENGINES)}, as in vllm@0.32")
+    engine = ENGINES[known]
+    return engine, version or engine.CHECKED_AGAINST
+
+
+def engine_config(asked: Speculation, engine: str) -> EngineConfig:
+    """What to paste there; a version that it was not checked against is a warning. Raises: ConfigError."""
+    module, version = engine_named(engine)
+    config: EngineConfig = module.config(asked, version)
+    if _same_release(version, module.CHECKED_AGAINST):
+        return config
+    unchecked = f"not checked against {module.NAME} {version}, only against {module.CHECKED_AGAINST}"
+    return replace(config, warnings=[unchecked, *config.warnings])
+
+
+def engine_findings(plan: Plan, engine: str) -> list[Finding]:
+    """What a preflight finds there. Raises: ConfigError."""
+    module, version = engine_named(engine)
+    found: list[Finding] = module.findings(plan)
+    if not _same_release(version, module.CHECKED_AGAINST):
+        message = f"not checked against {module.NAME} {version}, only against {module.CHECKED_AGAINST}"
+        found = [warning("version", message, "read its release notes for what changed"), *found]
+    return found
+
+
+def _same_release(one: str, other: str) -> bool:
+    """Equal in the numbers that both give."""
+    pairs = zip(re.findall(r"\d+", one), re.findall(r"\d+", other), strict=False)
+    return all(mine == theirs for mine, theirs in pairs)
+
+
+# ------------------------------------------------------------------------------------------------ telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    series: Series | None
+    engine: str
+    counts: Counts
+
+
+def read_telemetry(text: str, earlier: str | None = None) -> Telemetry:
+    """Of a /metrics page, response JSON or log; with an earlier page, of the time between the two.
+
+    Raises: ConfigError for text that is none of these, or says nothing of speculative decoding.
+    """
+    now = _read(text)
+    if earlier is None:
+        return telemetry(now.engine, now.counts)
+    before = _read(earlier)
+    if now.series is None or before.series is None:
+        raise ConfigError("an interval needs two /metrics pages", "give one file of responses or log lines")
+    grown = _of_series(since(before.series, now.series))
+    return telemetry(grown.engine, grown.counts)
+
+
+def _read(text: str) -> _Read:
+    stripped = text.strip().lstrip("\ufeff")
+    remedy = "give a /metrics page, the JSON of responses, or log lines"
+    if not stripped:
+        raise ConfigError("there is nothing to read", remedy)
+    if stripped.startswith("<"):
+        raise ConfigError("this is HTML, no metrics", remedy)
+    if stripped[0] in "{[" or stripped.startswith("data:"):
+        return _of_parts(_objects(stripped), "counts_of_object", "the JSON", remedy)
+    if re.search(r"^# (HELP|TYPE) |^[a-zA-Z_:][\w:]*(\{.*\})? [-+]?([0-9.]|NaN|Inf)", stripped, re.MULTILINE):
+        return _of_series(exposition(stripped))
+    return _of_parts(iter(stripped.splitlines()), "counts_of_line", "the text", remedy)
+
+
+def _of_series(series: Series) -> _Read:
+    for name, engine in ENGINES.items():
+        counts = engine.counts_of_series(series)
+        if counts is not None:
+            return _Read(series=series, engine=name, counts=counts)
+    raise ConfigError(
+        "the metrics tell nothing of speculative decoding", "serve with speculation on, and with metrics enabled"
+    )
+
+
+def _of_parts(parts: "Iterator[str] | Iterator[Mapping[str, object]]", reader: str, what: str, remedy: str) -> _Read:
+    """All parts that one engine understands, pooled; the first that understands any is it."""
+    found: list[Counts] = []
+    its: str | None = None
+    for part in parts:
+        for name in [its] if its else ENGINES:
+            counts = getattr(ENGINES[name], reader)(part)
+            if counts is not None:
+                found.append(counts)
+                its = name
+                break
+    if its is None:
+        raise ConfigError(f"{what} tells nothing of speculative decoding", remedy)
+    return _Read(series=None, engine=its, counts=pooled(found))
+
+
+def _objects(text: str) -> Iterator[Mapping[str, object]]:
+    """Every object of JSON, of JSON lines, or of a stream's `data:` lines."""
+    for found in _parsed(text):
+        yield from _inside(found, 0)
+
+
+def _parsed(text: str) -> list[object]:
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError):
+        pass
+    lines = [line.strip().removeprefix("data:").strip() for line in text.splitlines()]
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line and line != "[DONE]":
+            try:
+                found.append(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"line {number} is no JSON", "give whole responses, one a line") from error
+    return found
+
+
+def _inside(found: object, depth: int) -> Iterator[Mapping[str, object]]:
+    if depth > _DEPTH:
+        return
+    if isinstance(found, dict):
+        yield found
+    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    for one in inner:
+        if isinstance(one, dict | list):
+            yield from _inside(one, depth + 1)

@@ -1,0 +1,187 @@
+"""llama.cpp's server: --spec-… options, what it refuses, and what it tells of itself.
+
+Checked against tools/server/README.md, common/speculative.cpp and tools/server of ggml-org/llama.cpp, autumn 2026, and
+against a running server (tests/engines_llama_cpp.py).
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+
+from spectune.engines import (
+    SPEEDUP_NOT_MEASURED,
+    EngineConfig,
+    Finding,
+    Plan,
+    Speculation,
+    error,
+    first_difference,
+    info,
+    positions_findings,
+    warning,
+)
+from spectune.telemetry import Counts, Series, by_position, numbers_of, total
+
+NAME, CHECKED_AGAINST = "llama.cpp", "b11549"
+_TYPES = {"draft_model": "draft-simple", "ngram": "ngram-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
+_SIZE_DIFFERENCE = 128
+_FIRST_COMPARED_ID = 5
+_REMOVED = {
+    "draft": "--spec-draft-n-max",
+    "draft_n": "--spec-draft-n-max",
+    "draft_max": "--spec-draft-n-max",
+    "draft_min": "--spec-draft-n-min",
+    "draft_n_min": "--spec-draft-n-min",
+    "spec_ngram_size_n": "--spec-ngram-simple-size-n",
+    "spec_ngram_size_m": "--spec-ngram-simple-size-m",
+    "spec_ngram_min_hits": "--spec-ngram-simple-min-hits",
+}
+
+
+# ------------------------------------------------------------------------------------------------ config
+
+
+def config(asked: Speculation, version: str) -> EngineConfig:
+    """`llama-server`, which draws its own sample and keeps proposals that equal it."""
+    draft, k = asked.draft, asked.num_speculative_tokens
+    kind = _TYPES.get(draft.method) if draft else None
+    options, rule, notes = [f"--model {shlex.quote(asked.target)}"], "none", [SPEEDUP_NOT_MEASURED]
+    if draft is None or kind is None:
+        missing = f"llama.cpp has no {draft.method} drafting; this is plain decoding" if draft else "plain decoding"
+        notes.append(missing)
+    elif draft.method == "ngram":
+        rule = "greedy_draft"
+        options += [f"--spec-type {kind}", f"--spec-ngram-simple-size-n {draft.max_tokens}"]
+        options.append(f"--spec-ngram-simple-size-m {k}")
+        if draft.min_tokens != draft.max_tokens:
+            notes.append(f"it looks up exactly {draft.max_tokens} tokens, so it proposes less often than was measured")
+    else:
+        rule = "greedy_draft"
+        options += [f"--spec-type {kind}", *([f"--spec-draft-model {shlex.quote(draft.model)}"] if draft.model else [])]
+        options += [f"--spec-draft-n-max {k}", "--spec-draft-p-min 0.0"]
+    if draft and kind and asked.varies:
+        notes.append(f"no schedule by batch: K = {k} stays at every batch")
+    if not asked.target.endswith(".gguf"):
+        notes.append("it reads GGUF files: convert the models first")
+    options.append("--metrics")
+    return EngineConfig(
+        engine=NAME,
+        version=version,
+        checked_against=CHECKED_AGAINST,
+        language="sh",
+        text=" \\\n  ".join(["llama-server", *options]),
+        files={},
+        acceptance_rule=rule,
+        acceptance_length=asked.lengths.get(rule, 1.0),
+        notes=notes,
+        warnings=[],
+    )
+
+
+# ------------------------------------------------------------------------------------------------ preflight
+
+
+def findings(plan: Plan) -> list[Finding]:
+    """What llama.cpp would refuse or read otherwise."""
+    found, method = [], plan.draft.method
+    if method not in _TYPES:
+        found.append(
+            error("method", f"llama.cpp has no {method} drafting", "use a draft model, n-gram, EAGLE-3 or MTP")
+        )
+    for name, now in _REMOVED.items():
+        if name in plan.settings:
+            message = f"--{name.replace('_', '-')} was removed: the server does not start with it"
+            found.append(error("gone", message, f"write {now} {plan.settings[name]}"))
+    if method == "mtp" and not plan.target.mtp_layers:
+        found.append(error("mtp", f"{plan.target.name} has no heads of its own to predict with", "use another draft"))
+    if method == "draft_model" and plan.model:
+        found += _vocabulary_findings(plan)
+    return [*found, *positions_findings(plan)]
+
+
+def _vocabulary_findings(plan: Plan) -> list[Finding]:
+    """Equal kinds, begin and end tokens and texts from id 5 on; sizes may differ by 128."""
+    target, draft = plan.target, plan.model
+    assert draft is not None, "a draft model has facts"
+    remedy = "take a draft of the target's family"
+    found = []
+    if target.tokenizer_kind and draft.tokenizer_kind and target.tokenizer_kind != draft.tokenizer_kind:
+        message = f"llama.cpp refuses vocabularies of kinds {target.tokenizer_kind} and {draft.tokenizer_kind}"
+        found.append(error("vocabulary", message, remedy))
+    for name, mine, other in (("bos", target.add_bos, draft.add_bos), ("eos", target.add_eos, draft.add_eos)):
+        if None not in (mine, other) and mine != other:
+            message = f"one model adds a {name} token, the other does not"
+            found.append(error("vocabulary", message, remedy))
+    sizes = target.vocab_size, draft.vocab_size
+    if sizes[0] is not None and sizes[1] is not None and abs(sizes[0] - sizes[1]) > _SIZE_DIFFERENCE:
+        message = f"llama.cpp refuses vocabularies of {sizes[0]} and {sizes[1]}: over {_SIZE_DIFFERENCE} apart"
+        found.append(error("vocabulary", message, remedy))
+    if differing := first_difference(plan, _FIRST_COMPARED_ID):
+        found.append(error("vocabulary", differing, remedy))
+    elif not found and None not in sizes and sizes[0] != sizes[1]:
+        message = f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding only"
+        found.append(info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference"))
+    elif not found and first_difference(plan):
+        message = f"{first_difference(plan)}; llama.cpp compares from id {_FIRST_COMPARED_ID} on"
+        found.append(warning("vocabulary", message, "check that such tokens do not occur in your texts"))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ telemetry
+
+_PREFIX = "llamacpp:spec_decode_num_"
+_LINE = re.compile(
+    r"draft acceptance(?: rate)? = +([0-9.]+) \( *([0-9]+) accepted / *([0-9]+) generated\)"
+    r"(?:, mean (?:len|acceptance length) = +([0-9.]+))?(?:, acceptance rate per position = \(([0-9., ]*)\))?"
+)
+
+
+def counts_of_series(series: Series) -> Counts | None:
+    """From /metrics of a server started with --metrics."""
+    drafts, proposed, accepted = (
+        total(series, f"{_PREFIX}{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    if proposed is None and drafts is None:
+        return None
+    positions = by_position(series, f"{_PREFIX}accepted_tokens_per_pos_total")
+    return Counts(
+        num_drafts=drafts, num_draft_tokens=proposed, num_accepted_tokens=accepted, accepted_by_position=positions
+    )
+
+
+def counts_of_object(found: Mapping[str, object]) -> Counts | None:
+    """From timings of a response: the prompt gives the first token, each round after it one more than it accepted.
+
+    Rounds without a proposal are among them.
+    """
+    if "predicted_n" not in found:
+        return None
+    known = numbers_of(found, "predicted_n", "draft_n", "draft_n_accepted")
+    if "draft_n" not in known:
+        return Counts(num_draft_tokens=0.0, num_accepted_tokens=0.0)
+    accepted = known.get("draft_n_accepted", 0.0)
+    rounds = max(known.get("predicted_n", 0.0) - 1 - accepted, 0.0)
+    return Counts(
+        num_draft_tokens=known["draft_n"],
+        num_accepted_tokens=accepted,
+        acceptance_length=1 + accepted / rounds if rounds else None,
+        warnings=("rounds follow from the tokens emitted; those without a proposal are among them",),
+    )
+
+
+def counts_of_line(line: str) -> Counts | None:
+    """From `draft acceptance` of the log, a request each; older versions do not say how many rounds there were."""
+    found = _LINE.search(line)
+    if found is None:
+        return None
+    accepted, proposed = float(found[2]), float(found[3])
+    mean = float(found[4]) if found[4] else None
+    drafts = round(accepted / (mean - 1)) if mean is not None and mean > 1 else None
+    rates = [float(one) for one in re.findall(r"[0-9.]+", found[5] or "")] if drafts else []
+    return Counts(
+        num_drafts=None if drafts is None else float(drafts),
+        num_draft_tokens=proposed,
+        num_accepted_tokens=accepted,
+        accepted_by_position=tuple(rate * drafts for rate in rates) if drafts else (),
+        warnings=("drafts follow from a rounded mean in the log",) if drafts else (),
+    )

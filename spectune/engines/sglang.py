@@ -1,0 +1,185 @@
+"""SGLang: --speculative-… options, what it refuses or changes, and what it tells of itself.
+
+Checked against the server arguments and metrics in sgl-project/sglang (srt/arg_groups/fields/spec.py,
+srt/arg_groups/speculative_hook.py, srt/observability/metrics_collector.py) of autumn 2026.
+"""
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping
+
+from spectune.engines import (
+    OTHER_VOCABULARY,
+    SPEEDUP_NOT_MEASURED,
+    EngineConfig,
+    Finding,
+    Plan,
+    Speculation,
+    error,
+    first_difference,
+    is_count,
+    positions_findings,
+    warning,
+)
+from spectune.telemetry import Counts, Series, numbers_of, total
+
+NAME, CHECKED_AGAINST = "SGLang", "0.5"
+_ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
+_NO_DP_ATTENTION = ("STANDALONE", "NGRAM", "DFLASH")
+_CHAINS = ("draft_model", "eagle", "eagle3", "mtp")
+
+
+# ------------------------------------------------------------------------------------------------ config
+
+
+def config(asked: Speculation, version: str) -> EngineConfig:
+    """`python -m sglang.launch_server` with a chain: topk 1, whose verified tokens are K + 1.
+
+    A schedule by batch is a file of adaptive tiers of one K each, which EAGLE and EAGLE-3 take.
+    """
+    draft, k, files = asked.draft, asked.num_speculative_tokens, {}
+    algorithm = _ALGORITHMS.get(draft.method) if draft else None
+    notes = [SPEEDUP_NOT_MEASURED]
+    options = [f"--model-path {shlex.quote(asked.target)}", f"--dtype {asked.dtype}"]
+    rule = "none"
+    if draft is None or algorithm is None:
+        notes.append(f"SGLang has no {draft.method} drafting; this is plain decoding" if draft else "plain decoding")
+    else:
+        rule = "greedy_draft"
+        options.append(f"--speculative-algorithm {algorithm}")
+        if draft.model is not None:
+            options.append(f"--speculative-draft-model-path {shlex.quote(draft.model)}")
+        notes.append("speculation lowers --max-running-requests to 48 unless it is given: give plain decoding the same")
+    if draft and algorithm == "NGRAM":
+        options += [f"--speculative-num-draft-tokens {k + 1}", "--speculative-ngram-max-bfs-breadth 1"]
+        notes.append("its n-grams come from a trie over all requests, not from the prompt alone: acceptance differs")
+    elif draft and algorithm:
+        options += [
+            f"--speculative-num-steps {k}",
+            "--speculative-eagle-topk 1",
+            f"--speculative-num-draft-tokens {k + 1}",
+        ]
+        if asked.varies and draft.method in ("eagle", "eagle3"):
+            tiers = {str(step.batch): {"candidate_steps": [step.num_speculative_tokens]} for step in asked.schedule}
+            files["adaptive.json"] = json.dumps(tiers, indent=2) + "\n"
+            options += ["--speculative-adaptive", "--speculative-adaptive-config adaptive.json"]
+        elif asked.varies:
+            notes.append(f"no schedule by batch: adaptive mode is for EAGLE, so K = {k} stays at every batch")
+    return EngineConfig(
+        engine=NAME,
+        version=version,
+        checked_against=CHECKED_AGAINST,
+        language="sh",
+        text=" \\\n  ".join(["python -m sglang.launch_server", *options]),
+        files=files,
+        acceptance_rule=rule,
+        acceptance_length=asked.lengths.get(rule, 1.0),
+        notes=notes,
+        warnings=[],
+    )
+
+
+# ------------------------------------------------------------------------------------------------ preflight
+
+
+def findings(plan: Plan) -> list[Finding]:
+    """What SGLang would refuse, change by itself, or do inexactly."""
+    settings, method = plan.settings, plan.draft.method
+    algorithm = str(settings.get("speculative_algorithm") or _ALGORITHMS.get(method, "")).upper()
+    found = []
+    if not algorithm:
+        found.append(error("method", f"SGLang has no {method} drafting", "use a draft model, n-gram, EAGLE or MTP"))
+    found += _shape_findings(plan)
+    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+        value = settings.get(name)
+        if isinstance(value, int | float) and value < 1:
+            message = f"{name} {value} keeps tokens that the target would not: the output is not the target's"
+            found.append(error("lossy", message, "leave it at 1"))
+    if settings.get("enable_dp_attention") and algorithm in _NO_DP_ATTENTION:
+        message = f"SGLang refuses {algorithm} with attention data parallelism"
+        found.append(error("dp-attention", message, "drop --enable-dp-attention, or draft with EAGLE"))
+    if algorithm and "max_running_requests" not in settings:
+        message = "under speculation SGLang serves at most 48 requests at once unless --max-running-requests is given"
+        found.append(warning("max-running-requests", message, "give it, the same for plain decoding"))
+    if method == "draft_model" and (differing := first_difference(plan)):
+        found.append(error("vocabulary", differing, OTHER_VOCABULARY))
+    return [*found, *positions_findings(plan)]
+
+
+def _shape_findings(plan: Plan) -> list[Finding]:
+    """Steps, topk and verified tokens: all or none; a chain verifies its root too."""
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    steps, topk, tokens = (plan.settings.get(name) for name in names)
+    given = [name for name in names if name in plan.settings]
+    if given and len(given) < 3 and plan.draft.method in _CHAINS:
+        missing = ", ".join(f"--{name.replace('_', '-')}" for name in names if name not in given)
+        example = f": with topk 1, {steps + 1}" if is_count(steps) and topk == 1 else ""  # type: ignore[operator]
+        message = f"steps, topk and draft tokens are set together or not at all: {missing} is missing"
+        if is_count(steps) and topk == 1:
+            message += f"; num-draft-tokens must be {steps + 1}, the root counts"  # type: ignore[operator]
+        return [error("tree-shape", message, f"give {missing}{example}")]
+    if is_count(steps) and topk == 1 and tokens != steps + 1:  # type: ignore[operator]
+        message = f"with topk 1 and {steps} steps, num-draft-tokens must be {steps + 1}, the root counts, not {tokens}"  # type: ignore[operator]
+        return [error("tree-shape", message, f"give --speculative-num-draft-tokens {steps + 1}")]  # type: ignore[operator]
+    return []
+
+
+# ------------------------------------------------------------------------------------------------ telemetry
+
+
+def counts_of_series(series: Series) -> Counts | None:
+    """From /metrics: newer versions count verify steps; the gauges are of the last log interval."""
+    steps, tokens = total(series, "sglang:spec_verify_calls_total"), total(series, "sglang:generation_tokens_total")
+    if steps is not None and tokens is not None:
+        return Counts(num_drafts=steps, num_accepted_tokens=max(tokens - steps, 0.0), warnings=(_WHOLE_REQUESTS,))
+    length, rate = (total(series, f"sglang:spec_accept_{name}") for name in ("length", "rate"))
+    slots = total(series, "sglang:spec_num_draft_tokens")
+    if length is None and rate is None:
+        return None
+    return _averages(length, rate, slots)
+
+
+_WHOLE_REQUESTS = "accepted tokens follow from generated ones, which are counted when requests end"
+
+
+def _averages(length: float | None, rate: float | None, slots: float | None = None) -> Counts:
+    """Rates before April 2026 were (accepted + 1)/(proposed + 1)."""
+    warnings = ["averages over the last log interval: no counts, no interval of time"]
+    if length is not None and length < 1:
+        return Counts(num_drafts=0.0)
+    if length and rate and slots and slots > 1 and abs(rate - length / slots) < abs(rate - (length - 1) / (slots - 1)):
+        rate = (rate * slots - 1) / (slots - 1)
+        warnings.append("this version's rate was (accepted + 1)/(proposed + 1); it is accepted/proposed here")
+    return Counts(acceptance_length=length, draft_acceptance_rate=rate, warnings=tuple(warnings))
+
+
+def counts_of_object(found: Mapping[str, object]) -> Counts | None:
+    """From meta_info of a response, under the names of any version."""
+    if "spec_verify_ct" not in found:
+        return None
+    names = {
+        "accepted": ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"),
+        "proposed": ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"),
+    }
+    known = numbers_of(found, "spec_verify_ct", "spec_accept_length", *names["accepted"], *names["proposed"])
+    accepted, proposed = (next((known[n] for n in names[part] if n in known), None) for part in names)
+    histogram = found.get("spec_correct_drafts_histogram", found.get("spec_accept_histogram"))
+    steps = numbers_of({str(j): one for j, one in enumerate(histogram)}) if isinstance(histogram, list) else {}
+    at_least = [math.fsum(list(steps.values())[j:]) for j in range(1, len(steps))]
+    return Counts(
+        num_drafts=known.get("spec_verify_ct"),
+        num_draft_tokens=proposed,
+        num_accepted_tokens=math.fsum(at_least) if accepted is None and at_least else accepted,
+        accepted_by_position=tuple(at_least),
+        acceptance_length=known.get("spec_accept_length"),
+    )
+
+
+def counts_of_line(line: str) -> Counts | None:
+    """From `Decode batch` of the log; fields come in the order of the version."""
+    if "Decode batch" not in line or "accept len:" not in line:
+        return None
+    length, rate = (re.search(rf"accept {name}: ([0-9]+(?:\.[0-9]+)?)(?![0-9])", line) for name in ("len", "rate"))
+    return _averages(float(length[1]) if length else None, float(rate[1]) if rate else None)

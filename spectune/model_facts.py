@@ -1,0 +1,133 @@
+"""What a model's config and tokenizer say, before any weight is read: what engines hold two models against."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spectune.errors import ConfigError
+
+_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "n_predict")
+_PADDING = re.compile(r"\[PAD\d+\]")  # how GGUF files fill up a vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Of a model, from its config and tokenizer; None where they do not tell."""
+
+    name: str
+    vocab_size: int | None = None  # rows of the embedding
+    max_positions: int | None = None
+    mtp_layers: int | None = None  # tokens its own heads predict in a pass
+    texts: Mapping[int, str] = field(default_factory=dict)  # of the tokenizer, by id
+    tokenizer_kind: str | None = None
+    add_bos: bool | None = None
+    add_eos: bool | None = None
+
+
+def model_facts(name: str) -> ModelFacts:
+    """Of a folder, a .gguf file or a model on the hub.
+
+    Raises: ConfigError where there is no config to read.
+    """
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return _of_gguf(name, path)
+    read = _in_folder(path) if path.is_dir() else _on_hub(name)
+    config = read("config.json")
+    if config is None:
+        raise ConfigError(f"{name} has no config.json to read", "give a model's folder, .gguf file or hub name")
+    tokenizer, more = read("tokenizer.json") or {}, read("tokenizer_config.json") or {}
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    return ModelFacts(
+        name=name,
+        vocab_size=_count(text, "vocab_size"),
+        max_positions=_count(text, "max_position_embeddings", "n_positions"),
+        mtp_layers=_count(text, *_MTP_LAYERS),
+        texts=_texts(tokenizer),
+        tokenizer_kind=(tokenizer.get("model") or {}).get("type") if tokenizer else None,
+        add_bos=_flag(more, "add_bos_token"),
+        add_eos=_flag(more, "add_eos_token"),
+    )
+
+
+def _count(config: Mapping[str, Any], *names: str) -> int | None:
+    values = (config.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
+
+
+def _flag(config: Mapping[str, Any], name: str) -> bool | None:
+    value = config.get(name)
+    return value if isinstance(value, bool) else None
+
+
+def _texts(tokenizer: Mapping[str, Any]) -> dict[int, str]:
+    """Tokens by id, from the vocabulary (a map, or pairs in order) and what was added to it."""
+    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, list):
+        texts = {place: str(pair[0]) for place, pair in enumerate(vocabulary)}
+    else:
+        texts = {int(token_id): str(text) for text, token_id in vocabulary.items()}
+    return texts | {int(one["id"]): str(one["content"]) for one in tokenizer.get("added_tokens") or []}
+
+
+def _in_folder(folder: Path) -> Callable[[str], dict[str, Any] | None]:
+    def read(file: str) -> dict[str, Any] | None:
+        return _json(folder / file) if (folder / file).exists() else None
+
+    return read
+
+
+def _on_hub(name: str) -> Callable[[str], dict[str, Any] | None]:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    def read(file: str) -> dict[str, Any] | None:
+        try:
+            return _json(Path(hf_hub_download(name, file)))
+        except LocalEntryNotFoundError as error:
+            raise ConfigError(f"{name} is no folder here, and the hub cannot be reached", "give a folder") from error
+        except EntryNotFoundError:
+            return None
+        except (HfHubHTTPError, HFValidationError) as error:
+            raise ConfigError(f"{name} is neither a folder here nor a model on the hub", "check the name") from error
+
+    return read
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON", "check the file") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no object", "check the file")
+    return found
+
+
+def _of_gguf(name: str, path: Path) -> ModelFacts:
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+        kind = str(reader.get_field("general.architecture").contents())  # type: ignore[union-attr]
+    except (OSError, ValueError, AttributeError, IndexError, KeyError) as error:
+        raise ConfigError(f"{name} cannot be read as GGUF", "check the file") from error
+
+    def value(field: str) -> Any:
+        found = reader.get_field(field)
+        return None if found is None else found.contents()
+
+    tokens = value("tokenizer.ggml.tokens") or []
+    return ModelFacts(
+        name=name,
+        vocab_size=len(tokens) or None,
+        max_positions=value(f"{kind}.context_length"),
+        mtp_layers=value(f"{kind}.nextn_predict_layers"),
+        texts={token_id: str(text) for token_id, text in enumerate(tokens) if not _PADDING.fullmatch(str(text))},
+        tokenizer_kind=value("tokenizer.ggml.model"),
+        add_bos=value("tokenizer.ggml.add_bos_token"),
+        add_eos=value("tokenizer.ggml.add_eos_token"),
+    )

@@ -1,0 +1,457 @@
+"""Configs as text, and preflight: every case that users ran into, with the right answer."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from spectune.cli.app import run
+from spectune.drafting_spec import draft_spec
+from spectune.engines import EngineConfig, Speculation
+from spectune.engines.catalogue import ENGINES, engine_config, engine_named
+from spectune.errors import ConfigError
+from spectune.model_facts import model_facts
+from spectune.plan import recommend
+from spectune.recommendation import BatchStep
+from tests.profiles import make_profile
+
+
+def model(folder: Path, vocab_size: int = 100, texts: int = 90, **config: object) -> str:
+    """A folder with a config and a tokenizer, and no weights."""
+    folder.mkdir(parents=True)
+    changed = config.pop("changed", {})
+    fields = {"model_type": "llama", "vocab_size": vocab_size, "max_position_embeddings": 8192, **config}
+    (folder / "config.json").write_text(json.dumps(fields))
+    vocabulary = {changed.get(i, f"word{i}"): i for i in range(texts)}
+    added = [{"id": texts, "content": "<end>", "special": True}]
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"type": "BPE", "vocab": vocabulary}, "added_tokens": added})
+    )
+    return str(folder)
+
+
+def asked(draft: str | None, k: int = 4, **changes: object) -> Speculation:
+    fields = {
+        "target": "target", "draft": None if draft is None else draft_spec(draft), "num_speculative_tokens": k,
+        "temperature": 0.0, "top_p": 1.0, "top_k": 0, "dtype": "bfloat16", "schedule": [],
+        "lengths": {"greedy_draft": 2.5, "rejection": 2.5},
+    }  # fmt: skip
+    return Speculation(**{**fields, **changes})
+
+
+def vllm_settings(config: EngineConfig) -> dict:
+    words = shlex.split(config.text.replace("\\\n", " "))
+    return json.loads(words[words.index("--speculative-config") + 1])
+
+
+SCHEDULE = [BatchStep(batch=1, num_speculative_tokens=4), BatchStep(batch=8, num_speculative_tokens=2),
+            BatchStep(batch=32, num_speculative_tokens=0)]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ configs
+
+
+@pytest.mark.parametrize(
+    ("draft", "wanted"),
+    [
+        ("small", {"method": "draft_model", "model": "small"}),
+        ("ngram:min=2,max=3", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 3}),
+        ("suffix", {"method": "suffix"}),
+        ("medusa:heads", {"method": "medusa", "model": "heads"}),
+        ("eagle:head", {"method": "eagle", "model": "head"}),
+        ("eagle3:head", {"method": "eagle3", "model": "head"}),
+        ("mtp", {"method": "mtp"}),
+    ],
+)
+def test_vllm_takes_every_method_it_has(draft, wanted) -> None:
+    config = engine_config(asked(draft), "vllm@0.32")
+    assert vllm_settings(config) == {**wanted, "num_speculative_tokens": 4}
+    assert yaml.safe_load(config.files["vllm.yaml"])["speculative-config"] == vllm_settings(config)
+    assert config.text.startswith("vllm serve target --dtype bfloat16 ")
+    assert config.warnings == []
+
+
+def test_the_batch_schedule_is_what_was_measured_and_nothing_in_between() -> None:
+    """Batches between measured ones have the K of the next larger: no crossover is invented."""
+    given = asked("small", schedule=SCHEDULE)
+    settings = vllm_settings(engine_config(given, "vllm"))
+    assert settings["num_speculative_tokens_per_batch_size"] == [[1, 1, 4], [2, 8, 2], [9, 32, 0]]
+    assert settings["num_speculative_tokens"] == 4
+    trt = yaml.safe_load(engine_config(given, "tensorrt-llm").files["trtllm.yaml"])["speculative_config"]
+    assert trt["draft_len_schedule"] == {1: 4, 8: 2, 32: 0}
+    assert trt["max_draft_len"] == 4
+    sglang = engine_config(asked("eagle3:head", schedule=SCHEDULE), "sglang")
+    tiers = json.loads(sglang.files["adaptive.json"])
+    assert tiers == {"1": {"candidate_steps": [4]}, "8": {"candidate_steps": [2]}, "32": {"candidate_steps": [0]}}
+    assert "--speculative-adaptive-config adaptive.json" in sglang.text
+    for engine in ("sglang", "llama.cpp"):
+        assert any("no schedule by batch" in note for note in engine_config(given, engine).notes)
+    growing = asked(
+        "small", schedule=[BatchStep(batch=1, num_speculative_tokens=2), BatchStep(batch=8, num_speculative_tokens=4)]
+    )
+    config = engine_config(growing, "trtllm")
+    assert "draft_len_schedule" not in config.files["trtllm.yaml"]
+    assert any("K would grow" in note for note in config.notes)
+    one_k = asked("small", schedule=[BatchStep(batch=1, num_speculative_tokens=4)])
+    assert "per_batch_size" not in engine_config(one_k, "vllm").text
+
+
+def test_sglang_verifies_the_root_too() -> None:
+    text = engine_config(asked("small", 3), "sglang").text
+    assert "--speculative-algorithm STANDALONE" in text
+    assert "--speculative-num-steps 3" in text
+    assert "--speculative-eagle-topk 1" in text
+    assert "--speculative-num-draft-tokens 4" in text
+
+
+def test_llama_cpp_and_tensorrt_llm_under_their_current_names() -> None:
+    text = engine_config(asked("small.gguf", 16, target="big.gguf"), "llama.cpp").text
+    assert "--spec-draft-n-max 16" in text
+    assert "--draft-max" not in text
+    assert "--spec-draft-model small.gguf" in text
+    config = yaml.safe_load(engine_config(asked("small"), "trtllm").files["trtllm.yaml"])
+    assert config["speculative_config"] == {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": 4,
+        "speculative_model": "small",
+    }
+
+
+def test_the_rule_and_its_length_stand_beside_each_config() -> None:
+    """transformers samples its draft; the others take its argmax, unless sampling it is possible and pays."""
+    given = asked("small", temperature=1.0, lengths={"greedy_draft": 2.0, "rejection": 2.5})
+    for engine, rule in {"vllm": "rejection", "tensorrt-llm": "rejection", "transformers": "rejection",
+                         "sglang": "greedy_draft", "llama.cpp": "greedy_draft"}.items():  # fmt: skip
+        config = engine_config(given, engine)
+        assert (config.acceptance_rule, config.acceptance_length) == (rule, given.lengths[rule]), engine
+        assert "speed-up not measured here" in config.notes
+    assert vllm_settings(engine_config(given, "vllm"))["draft_sample_method"] == "probabilistic"
+    assert "use_rejection_sampling: true" in engine_config(given, "trtllm").files["trtllm.yaml"]
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_a_draft_that_an_engine_has_not_is_said_and_plain_decoding_given(engine) -> None:
+    config = engine_config(asked("suffix" if engine != "vllm" else "layers:8"), engine)
+    assert any("this is plain decoding" in note for note in config.notes)
+    assert (config.acceptance_rule, config.acceptance_length) == ("none", 1.0)
+    assert "spec" not in config.text
+    assert engine_config(asked(None), engine).text == config.text
+
+
+def test_names_are_quoted_and_code_compiles() -> None:
+    config = engine_config(asked("a model's", target="my target"), "vllm")
+    assert shlex.split(config.text.replace("\\\n", " "))[2] == "my target"
+    assert vllm_settings(config)["model"] == "a model's"
+    for draft in ("a'b\"c", "ngram:min=2,max=3", "layers:4", None):
+        compile(engine_config(asked(draft), "transformers").text, "config", "exec")
+
+
+def test_versions_and_engines_that_are_not_known() -> None:
+    assert engine_config(asked("small"), "vllm@0.32.1").warnings == []
+    assert "not checked against vLLM 0.11, only against 0.32" in engine_config(asked("small"), "vllm@0.11").warnings[0]
+    with pytest.raises(ConfigError, match="engine 'tgi' is not known"):
+        engine_named("tgi")
+
+
+def test_export_prints_what_to_paste_and_writes_its_files(tmp_path, capsys) -> None:
+    make_profile(tmp_path / "p", {0.0: 0.85})
+    assert run(["export", str(tmp_path / "p"), "--engine", "vllm@0.32", "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert "vllm serve target" in said.out
+    assert said.err == ""
+    written = (tmp_path / "out" / "vllm.yaml").read_text()
+    assert written in said.out
+    assert yaml.safe_load(written)["speculative-config"]["num_speculative_tokens"] == 4
+    assert run(["export", str(tmp_path / "p"), "--engine", "vllm@9", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["version"] == "9"
+    assert "warning: not checked against vLLM 9" in said.err
+    make_profile(tmp_path / "slow", {0.0: 0.5}, verify_s=0.25, draft_s=0.05)
+    assert run(["export", str(tmp_path / "slow"), "--engine", "vllm"]) == 0
+    assert "--speculative-config" not in capsys.readouterr().out
+
+
+def test_recommend_puts_engines_into_the_skill(tmp_path, capsys) -> None:
+    make_profile(tmp_path / "p", {0.0: 0.85})
+    skill = tmp_path / "s.md"
+    assert run(["recommend", str(tmp_path / "p"), "--engine", "sglang", "--engine", "trtllm", "-o", str(skill)]) == 0
+    text = skill.read_text()
+    assert "### SGLang" in text
+    assert "`trtllm.yaml`:\n\n```yaml\nspeculative_config:" in text
+    assert "### vLLM" not in text
+    assert run(["recommend", str(tmp_path / "p"), "--engine", "tgi", "-o", str(skill)]) == 2
+    assert skill.read_text() == text
+
+
+def test_each_measured_batch_has_its_own_k(tmp_path) -> None:
+    decided = recommend(make_profile(tmp_path / "p", {0.0: 0.85}))
+    assert decided.by_batch == [BatchStep(batch=1, num_speculative_tokens=decided.num_speculative_tokens)]
+
+
+# ------------------------------------------------------------------------------------------------ preflight
+
+
+def doctor(capsys, target: str, draft: str, engine: str, *options: str) -> tuple[int, list[dict]]:
+    code = run(["doctor", "--target", target, "--draft", draft, "--engine", engine, "--json", *options])
+    said = capsys.readouterr()
+    assert said.err == ""
+    found = json.loads(said.out)
+    assert (found["verdict"] == "impossible") == (code == 2)
+    return code, found["findings"]
+
+
+def one(findings: list[dict], code: str, level: str = "error") -> str:
+    mine = [f for f in findings if f["code"] == code]
+    assert len(mine) == 1, findings
+    assert mine[0]["level"] == level
+    return f"{mine[0]['message']} · {mine[0]['remedy']}"
+
+
+def test_padded_vocabularies_of_one_tokenizer(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t", 152064), model(tmp_path / "d", 151936)
+    code, found = doctor(capsys, target, draft, "vllm", "-k", "4")
+    assert code == 2
+    assert "152064 and 151936 rows, though the tokens are the same" in one(found, "padding")
+    code, found = doctor(capsys, target, draft, "llama.cpp", "-k", "4")
+    assert code == 0
+    assert "padding only" in one(found, "padding", "info")
+    code, found = doctor(capsys, target, draft, "transformers", "-k", "4")
+    assert code == 0
+    assert "assistant_tokenizer" in one(found, "padding", "info")
+    code, found = doctor(capsys, target, draft, "vllm", "-k", "4", "--set", "use_heterogeneous_vocab=true")
+    assert code == 0
+
+
+def test_vocabularies_of_two_families(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t", 152064, 900), model(tmp_path / "d", 32002, 500)
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        code, found = doctor(capsys, target, draft, engine, "-k", "4")
+        assert code == 2
+        said = one(found, "vocabulary")
+        assert "use_heterogeneous_vocab" in said
+        assert "universal assisted generation" in said
+    code, found = doctor(capsys, target, draft, "transformers", "-k", "4")
+    assert code == 0
+    assert "assistant_tokenizer" in one(found, "vocabulary", "warning")
+    code, found = doctor(capsys, target, draft, "llama.cpp", "-k", "4")
+    assert code == 2
+    assert any("152064 and 32002: over 128 apart" in f["message"] for f in found)
+    options = ("-k", "4", "--set", "use_heterogeneous_vocab=true", "--set", "draft_sample_method=probabilistic")
+    code, found = doctor(capsys, target, draft, "vllm", *options)
+    assert code == 2
+    assert "greedily only" in one(found, "vocabulary")
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_one_token_with_another_text(tmp_path, capsys, engine) -> None:
+    target = model(tmp_path / "t", changed={17: "▁cat"})
+    draft = model(tmp_path / "d", changed={17: "▁dog"})
+    code, found = doctor(capsys, target, draft, engine, "-k", "4")
+    assert code == 2
+    assert 'id 17 is "▁cat" in the target, "▁dog" in the draft' in one(found, "vocabulary")
+
+
+def test_llama_cpp_compares_texts_from_id_five_on(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d", changed={4: "other"})
+    code, found = doctor(capsys, target, draft, "llama.cpp", "-k", "4")
+    assert code == 0
+    assert "from id 5 on" in one(found, "vocabulary", "warning")
+    assert doctor(capsys, target, model(tmp_path / "e", changed={5: "other"}), "llama.cpp", "-k", "4")[0] == 2
+    begins = model(tmp_path / "b")
+    (tmp_path / "b" / "tokenizer_config.json").write_text('{"add_bos_token": true}')
+    (tmp_path / "t" / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    code, found = doctor(capsys, target, begins, "llama.cpp", "-k", "4")
+    assert code == 2
+    assert "adds a bos token" in one(found, "vocabulary")
+
+
+def test_tensor_parallel_of_a_draft(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d")
+    sets = ("-k", "4", "--set", "tensor-parallel-size=4", "--set")
+    code, found = doctor(capsys, target, draft, "vllm", *sets, "draft_tensor_parallel_size=2")
+    assert code == 2
+    assert "to 1 or 4" in one(found, "tensor-parallel")
+    for size in (1, 4):
+        assert doctor(capsys, target, draft, "vllm", *sets, f"draft_tensor_parallel_size={size}")[0] == 0
+
+
+def test_mtp_and_its_k(tmp_path, capsys) -> None:
+    target = model(tmp_path / "t", num_nextn_predict_layers=3)
+    code, found = doctor(capsys, target, "mtp", "vllm", "-k", "4")
+    assert code == 2
+    assert "K must be at most 3 or a multiple of 3" in one(found, "mtp")
+    for k in ("2", "3", "6"):
+        assert doctor(capsys, target, "mtp", "vllm", "-k", k)[0] == 0
+    for engine in ("vllm", "llama.cpp"):
+        assert "no heads of its own" in one(
+            doctor(capsys, model(tmp_path / engine), "mtp", engine, "-k", "1")[1], "mtp"
+        )
+
+
+def test_prompt_lookup_bounds_of_vllm(tmp_path, capsys) -> None:
+    target = model(tmp_path / "t")
+    for given in ("prompt_lookup_max", "prompt_lookup_min"):
+        code, found = doctor(capsys, target, "ngram", "vllm", "-k", "4", "--set", f"{given}=4")
+        assert code == 0
+        said = one(found, "prompt-lookup", "warning")
+        assert "takes 4 for both" in said
+        assert "write prompt_lookup_min and prompt_lookup_max" in said
+    sets = ("--set", "prompt_lookup_min=5", "--set", "prompt_lookup_max=3")
+    code, found = doctor(capsys, target, "ngram", "vllm", "-k", "4", *sets)
+    assert code == 2
+    assert "min ≤ max" in one(found, "prompt-lookup")
+
+
+def test_settings_that_vllm_dropped(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d")
+    code, found = doctor(capsys, target, draft, "vllm", "-k", "4", "--set", "disable_by_batch_size=16")
+    assert code == 2
+    assert "num_speculative_tokens_per_batch_size: [[1, 15, 4], [16, 16, 0]]" in one(found, "gone")
+    code, found = doctor(capsys, target, draft, "vllm", "-k", "4", "--set", "speculative_token_tree=[[0],[1]]")
+    assert code == 2
+    assert "chains only" in one(found, "gone")
+
+
+def test_other_refusals_of_vllm(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d")
+    for setting, code in {"min_p=0.1": "sampling", "logit_bias={3: 1}": "sampling",
+                          "rejection_sample_method=synthetic": "lossy",
+                          "num_speculative_tokens_per_batch_size=[[2, 8, 4]]": "schedule",
+                          "num_speculative_tokens_per_batch_size=[[1, 8, 4], [8, 9, 1]]": "schedule",
+                          "num_speculative_tokens_per_batch_size=many": "schedule"}.items():  # fmt: skip
+        exit_code, found = doctor(capsys, target, draft, "vllm", "-k", "4", "--set", setting)
+        assert exit_code == 2
+        one(found, code)
+    fine = "num_speculative_tokens_per_batch_size=[[1, 8, 4], [16, 32, 0]]"
+    assert doctor(capsys, target, draft, "vllm", "-k", "4", "--set", fine) == (0, [])
+    code, found = doctor(capsys, target, draft, "vllm", "-k", "4", "--set", fine, "--set", "data_parallel_size=2")
+    assert code == 0
+    assert "ignores" in one(found, "schedule", "warning")
+    assert "needs a K" in one(doctor(capsys, target, draft, "vllm")[1], "num-speculative-tokens")
+    assert "first layers" in one(doctor(capsys, target, "layers:4", "vllm", "-k", "4")[1], "method")
+    assert "arctic-inference" in one(doctor(capsys, target, "suffix", "vllm")[1], "package", "warning")
+
+
+def test_the_shape_of_sglang(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d")
+    steps, topk = ("--set", "speculative-num-steps=3"), ("--set", "speculative-eagle-topk=1")
+    code, found = doctor(capsys, target, draft, "sglang", *steps, *topk)
+    assert code == 2
+    assert "num-draft-tokens must be 4" in one(found, "tree-shape")
+    code, found = doctor(capsys, target, draft, "sglang", *steps, *topk, "--set", "speculative-num-draft-tokens=3")
+    assert code == 2
+    assert "must be 4, the root counts" in one(found, "tree-shape")
+    assert doctor(capsys, target, draft, "sglang", *steps, *topk, "--set", "speculative-num-draft-tokens=4")[0] == 0
+    code, found = doctor(capsys, target, draft, "sglang", *steps)
+    assert code == 2
+    assert "together or not at all" in one(found, "tree-shape")
+
+
+def test_other_refusals_of_sglang(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d")
+    for setting in ("speculative-accept-threshold-single=0.9", "speculative-accept-threshold-acc=0.5"):
+        code, found = doctor(capsys, target, draft, "sglang", "--set", setting)
+        assert code == 2
+        assert "not the target's" in one(found, "lossy")
+    for spec in (draft, "ngram"):
+        assert "refuses" in one(
+            doctor(capsys, target, spec, "sglang", "--set", "enable-dp-attention=true")[1], "dp-attention"
+        )
+    assert doctor(capsys, target, f"eagle:{draft}", "sglang", "--set", "enable-dp-attention=true")[0] == 0
+    assert "48" in one(doctor(capsys, target, "ngram", "sglang")[1], "max-running-requests", "warning")
+    assert doctor(capsys, target, "ngram", "sglang", "--set", "max-running-requests=256") == (0, [])
+    assert "no suffix drafting" in one(doctor(capsys, target, "suffix", "sglang")[1], "method")
+
+
+def test_the_schedule_and_trees_of_tensorrt_llm(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d")
+    length = ("--set", "max_draft_len=4", "--set")
+    code, found = doctor(capsys, target, draft, "trtllm", *length, "draft_len_schedule={4: 3}")
+    assert code == 2
+    assert "the smallest key must equal max_draft_len" in one(found, "schedule")
+    assert doctor(capsys, target, draft, "trtllm", *length, "draft_len_schedule={4: 4, 8: 2}") == (0, [])
+    for schedule in ("draft_len_schedule={4: 4, 8: 6}", "draft_len_schedule=4"):
+        assert doctor(capsys, target, draft, "trtllm", *length, schedule)[0] == 2
+    both = ("draft_len_schedule={4: 4}", "--set", "max_concurrency=8")
+    assert "exclude each other" in one(doctor(capsys, target, draft, "trtllm", *length, *both)[1], "schedule")
+    tree = ("use_dynamic_tree=true", "--set", "dynamic_tree_max_topK=3", "--set")
+    for nodes, expected in ((3, 2), (4, 0), (12, 0), (13, 2)):
+        options = (*length, *tree, f"max_total_draft_tokens={nodes}")
+        assert doctor(capsys, target, f"eagle3:{draft}", "trtllm", *options)[0] == expected
+    assert "not on the PyTorch backend" in one(
+        doctor(capsys, target, f"medusa:{draft}", "trtllm", "-k", "4")[1], "backend"
+    )
+    relaxed = (*length, "use_relaxed_acceptance_for_thinking=true")
+    assert "not the target's" in one(doctor(capsys, target, draft, "trtllm", *relaxed)[1], "lossy")
+    assert "max_draft_len is missing" in one(doctor(capsys, target, "ngram", "trtllm")[1], "num-speculative-tokens")
+
+
+def test_flags_that_llama_cpp_removed(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d")
+    code, found = doctor(capsys, target, draft, "llama.cpp", "--set", "--draft-max=16")
+    assert code == 2
+    assert "write --spec-draft-n-max 16" in one(found, "gone")
+    assert "no suffix drafting" in one(doctor(capsys, target, "suffix", "llama.cpp")[1], "method")
+
+
+def test_what_transformers_refuses(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d")
+    code, found = doctor(capsys, target, draft, "transformers", "-k", "4", "--set", "batch_size=2")
+    assert code == 2
+    assert "acceptance may be used, no speed-up is claimed" in one(found, "batch")
+    code, found = doctor(capsys, target, draft, "transformers", "-k", "4", "--set", "cache_implementation=static")
+    assert code == 2
+    one(found, "cache")
+    assert "not the target's" in one(
+        doctor(capsys, target, draft, "transformers", "--set", "assistant_ensemble_weight=0.5")[1], "lossy"
+    )
+    one(
+        doctor(capsys, target, draft, "transformers", "--set", "num_assistant_tokens_schedule=heuristic")[1],
+        "schedule",
+        "warning",
+    )
+    one(doctor(capsys, target, "mtp", "transformers")[1], "method")
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_a_draft_with_fewer_positions_is_said(tmp_path, capsys, engine) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d", max_position_embeddings=2048)
+    _, found = doctor(capsys, target, draft, engine, "-k", "4")
+    assert "2048 positions, the target is served with 8192" in one(found, "positions", "warning")
+    _, found = doctor(capsys, target, draft, engine, "-k", "4", "--set", "max_model_len=2048")
+    assert not [f for f in found if f["code"] == "positions"]
+
+
+def test_what_cannot_be_asked_is_one_line(tmp_path, capsys) -> None:
+    target = model(tmp_path / "t")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF....")
+    for options in (
+        ["--target", target, "--draft", "ngram", "--engine", "tgi"],
+        ["--target", target, "--draft", "ngram", "--engine", "vllm", "--set", "nothing"],
+        ["--target", target, "--draft", "ngram", "--engine", "vllm", "--set", "a=[1"],
+        ["--target", target, "--draft", "ngram", "--engine", "vllm", "-k", "0"],
+        ["--target", target, "--draft", "eagle:", "--engine", "vllm"],
+        *(
+            ["--target", str(tmp_path / name), "--draft", "ngram", "--engine", "vllm"]
+            for name in ("empty", "broken", "bad.gguf")
+        ),
+    ):
+        assert run(["doctor", *options]) == 2
+        assert capsys.readouterr().err.count("\n") == 2
+    assert run(["doctor", "--target", target, "--draft", "ngram", "--engine", "vllm@0.9", "-k", "3"]) == 0
+    assert "not checked against vLLM 0.9" in capsys.readouterr().out
+    assert run(["profile", "--draft", "mtp", "-o", str(tmp_path / "p")]) == 2
+    assert "cannot be profiled" in capsys.readouterr().err
+
+
+def test_facts_of_a_gguf_are_those_of_its_header() -> None:
+    from spectune.models import embedded_gguf
+
+    facts = model_facts(str(embedded_gguf()))
+    assert (facts.vocab_size, facts.max_positions, facts.mtp_layers) == (49152, 8192, None)
+    assert facts.texts[0] == "<|endoftext|>"

@@ -1,0 +1,462 @@
+"""What servers tell of themselves, by engine and version, on one scale; hostile text ends in one line."""
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from spectune.cli.app import run
+from spectune.endpoint import fetched, shown
+from spectune.engines.catalogue import read_telemetry
+from spectune.errors import ConfigError, EngineError, SpectuneError
+from spectune.serving import served_depth
+from spectune.telemetry import Telemetry
+from tests.profiles import make_profile
+
+
+def vllm_page(drafts: float, proposed: float, accepted: list[float], suffix: str = "_total", model: str = "m") -> str:
+    labels = f'engine="0",model_name="{model}"'
+    lines = [
+        "# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.",
+        "# TYPE vllm:spec_decode_num_drafts counter",
+        f"vllm:spec_decode_num_drafts{suffix}{{{labels}}} {drafts}",
+        f"vllm:spec_decode_num_drafts_created{{{labels}}} 1.7e9",
+        f"vllm:spec_decode_num_draft_tokens{suffix}{{{labels}}} {proposed}",
+        f"vllm:spec_decode_num_accepted_tokens{suffix}{{{labels}}} {sum(accepted)}",
+        *(
+            f'vllm:spec_decode_num_accepted_tokens_per_pos{suffix}{{{labels},position="{j}"}} {value}'
+            for j, value in enumerate(accepted)
+        ),
+        'vllm:num_requests_running{model_name="m"} 3.0',
+        "process_start_time_seconds 1.7e9",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def close(seen: Telemetry, length: float | None, rate: float | None) -> None:
+    assert seen.acceptance_length == (None if length is None else pytest.approx(length, abs=0.006))
+    assert seen.draft_acceptance_rate == (None if rate is None else pytest.approx(rate, abs=0.006))
+
+
+@pytest.mark.parametrize("suffix", ["_total", ""])
+def test_positions_of_vllm_are_cumulative_and_conditional_ones_follow(suffix) -> None:
+    seen = read_telemetry(vllm_page(100, 300, [80, 60, 30], suffix))
+    assert seen.engine == "vllm"
+    close(seen, 2.7, 170 / 300)
+    assert seen.cumulative_acceptance_rate == pytest.approx([0.8, 0.6, 0.3])
+    assert seen.conditional_acceptance_rate == pytest.approx([0.8, 0.75, 0.5])
+    assert (seen.num_drafts, seen.num_draft_tokens, seen.num_accepted_tokens) == (100, 300, 170)
+    assert seen.warnings == []
+
+
+def test_two_scrapes_give_what_lies_between_and_pool_counts_not_ratios() -> None:
+    seen = read_telemetry(vllm_page(300, 900, [200, 100, 60]), vllm_page(100, 300, [80, 60, 30]))
+    assert (seen.num_drafts, seen.num_accepted_tokens) == (200, 190)
+    close(seen, 1 + 190 / 200, 190 / 600)
+    both = vllm_page(100, 100, [90]) + vllm_page(300, 300, [30], model="other")
+    both = both.replace("process_start_time_seconds 1.7e9\n", "", 1)
+    seen = read_telemetry(both)
+    close(seen, 1 + 120 / 400, 120 / 400)
+    assert "pooled over 2 values of model_name" in seen.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (vllm_page(90, 270, [80, 60, 30]), "fell from 100 to 90"),
+        (vllm_page(200, 600, [81, 61, 31]).replace("1.7e9\n", "1.8e9\n"), "its process is another"),
+        (vllm_page(200, 600, [81, 61, 31], model="n"), "lacks a series"),
+    ],
+)
+def test_a_server_that_restarted_between_two_scrapes_is_refused(later, said, tmp_path, capsys) -> None:
+    (tmp_path / "a").write_text(vllm_page(100, 300, [80, 60, 30]))
+    (tmp_path / "b").write_text(later)
+    assert run(["telemetry", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    error = capsys.readouterr().err
+    assert said in error or "its process is another" in error
+    assert "restarted" in error or "lacks a series" in error
+
+
+def test_nothing_drafted_is_no_data(tmp_path, capsys) -> None:
+    page = tmp_path / "page"
+    page.write_text(vllm_page(0, 0, [0, 0]))
+    assert run(["telemetry", str(page), "--json"]) == 4
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["acceptance_length"] is seen["draft_acceptance_rate"] is None
+    assert seen["cumulative_acceptance_rate"] == seen["conditional_acceptance_rate"] == []
+    assert seen["warnings"] == ["nothing was drafted: no data"]
+
+
+def test_a_dead_draft_is_named_with_likely_causes() -> None:
+    seen = read_telemetry(vllm_page(346, 692, [0, 0]))
+    close(seen, 1.0, 0.0)
+    assert "dead draft: 0 accepted of 692 proposed" in seen.warnings[0]
+    assert "tokenizer" in seen.warnings[0]
+
+
+def test_drafts_of_varying_length_are_said_to_bias_late_positions() -> None:
+    seen = read_telemetry(vllm_page(100, 210, [80, 60, 30]))
+    assert any("2.10 tokens in the mean" in text for text in seen.warnings)
+
+
+LOGS = {
+    "vllm now": (
+        "INFO 11-30 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 2.53, Accepted throughput: 2.60 "
+        "tokens/s, Drafted throughput: 5.10 tokens/s, Accepted: 26 tokens, Drafted: 51 tokens, Per-position acceptance "
+        "rate: 0.824, 0.471, 0.235, Avg Draft acceptance rate: 51.0%",
+        "vllm", 17, 2.53, 26 / 51,
+    ),
+    "vllm 0.9": (
+        "SpecDecoding metrics: Draft acceptance rate: 51.0%, Mean acceptance length: 2.53, Accepted: 26 tokens, "
+        "Drafted: 51 tokens, Per-position acceptance rate: 0.824, 0.471, 0.235",
+        "vllm", 17, 2.53, 26 / 51,
+    ),
+    "vllm, a mean without the bonus": (
+        "SpecDecoding metrics: Draft acceptance rate: 51.0%, Mean acceptance length: 1.53, Accepted: 26 tokens, "
+        "Drafted: 51 tokens, Per-position acceptance rate: 0.824, 0.471, 0.235",
+        "vllm", 17, 2.53, 26 / 51,
+    ),
+    "vllm, first": (
+        "SpecDecoding metrics: Draft acceptance rate: 51.0%, Accepted: 26 tokens, Drafted: 51 tokens",
+        "vllm", None, None, 26 / 51,
+    ),
+    "sglang": (
+        "[2026-11-30] Decode batch, #running-req: 1, #token: 512, accept len: 2.17, accept rate: 0.54, "
+        "cuda graph: True, gen throughput (token/s): 201.2, #queue-req: 0",
+        "sglang", None, 2.17, 0.54,
+    ),
+    "sglang, oldest": (
+        "Decode batch. #running-req: 1, #token: 512, accept len: 2.17, gen throughput (token/s): 201, "
+        "#queue-req: 0",
+        "sglang", None, 2.17, None,
+    ),
+    "llama.cpp": (
+        "slot print_timing: id  1 | draft acceptance = 0.64479 (  167 accepted /   259 generated), mean len =  2.92",
+        "llama.cpp", 87, 2.92, 0.64479,
+    ),
+    "llama.cpp, summer 2026": (
+        "draft acceptance = 0.64479 (  167 accepted /   259 generated), mean acceptance length =  2.92, acceptance "
+        "rate per position = (0.805, 0.632, 0.483)",
+        "llama.cpp", 87, 2.92, 0.64479,
+    ),
+    "llama.cpp, older": (
+        "draft acceptance rate = 0.57576 (  171 accepted /   297 generated)", "llama.cpp", None, None, 0.57576,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(LOGS))
+def test_log_lines_of_each_version_say_the_same(name) -> None:
+    line, engine, drafts, length, rate = LOGS[name]
+    seen = read_telemetry(f"Uvicorn running\n{line}\nsomething else\n")
+    assert (seen.engine, seen.num_drafts) == (engine, drafts)
+    close(seen, length, rate)
+    if "bonus" in name:
+        assert any("without the bonus" in text for text in seen.warnings)
+    if engine == "vllm" and drafts:
+        assert seen.conditional_acceptance_rate == pytest.approx([14 / 17, 8 / 14, 4 / 8], abs=0.01)
+        assert any("without the bonus" in text for text in seen.warnings) == ("bonus" in name)
+
+
+def test_several_log_lines_are_pooled_by_their_counts() -> None:
+    lines = [
+        f"draft acceptance = {a / p:.5f} ({a} accepted / {p} generated), mean len = {1 + a / d:.2f}"
+        for a, p, d in ((90, 100, 50), (10, 300, 150))
+    ]
+    seen = read_telemetry("\n".join(lines))
+    close(seen, 1 + 100 / 200, 100 / 400)  # the mean of the ratios would be 0.467
+    seen = read_telemetry(
+        "Decode batch, accept len: 3.0, accept rate: 0.9\nDecode batch, accept len: 2.0, accept rate: 0.4"
+    )
+    close(seen, 2.0, 0.4)
+    assert any("cannot be pooled" in text for text in seen.warnings)
+
+
+def test_rates_of_older_sglang_are_brought_to_accepted_of_proposed() -> None:
+    page = "sglang:spec_accept_length 2.0\nsglang:spec_accept_rate {}\nsglang:spec_num_draft_tokens 5.0\n"
+    for rate in (0.4, 0.25):  # (1 + 1)/(4 + 1) before April 2026, 1/4 since
+        seen = read_telemetry(page.format(rate))
+        close(seen, 2.0, 0.25)
+        assert any("(accepted + 1)" in text for text in seen.warnings) == (rate == 0.4)
+    counted = 'sglang:spec_verify_calls_total{a="1"} 100\nsglang:generation_tokens_total{a="1"} 250\n'
+    assert read_telemetry(counted + page.format(0.4)).acceptance_length == 2.5
+
+
+def test_tensorrt_llm_counts_rounds_by_position_only() -> None:
+    page = "trtllm_spec_decode_num_draft_tokens_total 300\ntrtllm_spec_decode_num_accepted_tokens_total 170\n"
+    seen = read_telemetry(page)
+    assert seen.engine == "tensorrt-llm"
+    close(seen, None, 170 / 300)
+    assert "no counter of rounds" in seen.warnings[0]
+    positions = "".join(
+        f'trtllm_spec_decode_{kind}_tokens_total{{token_position="{j}"}} {value}\n'
+        for kind, values in (("drafted", (100, 100, 100)), ("accepted", (80, 60, 30)))
+        for j, value in enumerate(values)
+    )
+    close(read_telemetry(page + positions), 2.7, 170 / 300)
+    stats = {
+        "iter": 1,
+        "specDecodingStats": {"numDraftTokens": 300, "numAcceptedTokens": 170, "numRequestsWithDraftTokens": 100},
+    }
+    close(read_telemetry(json.dumps([stats, stats])), 2.7, 170 / 300)
+
+
+def test_counters_of_llama_cpp() -> None:
+    page = "\n".join(
+        [
+            "llamacpp:spec_decode_num_drafts_total 100",
+            "llamacpp:spec_decode_num_draft_tokens_total 300",
+            "llamacpp:spec_decode_num_accepted_tokens_total 170",
+            *(
+                f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{j}"}} {v}'
+                for j, v in enumerate((80, 60, 30))
+            ),
+        ]
+    )
+    seen = read_telemetry(page)
+    assert seen.engine == "llama.cpp"
+    close(seen, 2.7, 170 / 300)
+    assert seen.cumulative_acceptance_rate == [0.8, 0.6, 0.3]
+
+
+RESPONSES = {
+    "vllm": {
+        "id": "r", "metrics": {"speculative_decoding": {
+            "mean_acceptance_length": 2.7, "draft_acceptance_rate": 0.5667, "acceptance_histogram": [20, 20, 30, 30],
+            "num_spec_steps": 100, "num_accepted_draft_tokens": 170, "num_draft_tokens": 300, "num_spec_tokens": 3,
+        }},
+    },
+    "sglang": {"meta_info": {
+        "spec_verify_ct": 100, "spec_accept_length": 2.7, "spec_accept_rate": 0.5667, "spec_num_correct_drafts": 170,
+        "spec_num_proposed_drafts": 300, "spec_correct_drafts_histogram": [20, 20, 30, 30],
+    }},
+    "sglang, older": {"meta_info": {
+        "spec_verify_ct": 100, "spec_accept_length": 2.7, "spec_accept_token_num": 170, "spec_draft_token_num": 300,
+    }},
+    "llama.cpp": {"content": "x", "timings": {"predicted_n": 271, "draft_n": 300, "draft_n_accepted": 170}},
+    "tensorrt-llm": {"p": {"acceptance_rate": 0.5667, "total_accepted_draft_tokens": 170, "total_draft_tokens": 300}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(RESPONSES))
+def test_responses_of_each_engine(name) -> None:
+    line = json.dumps(RESPONSES[name])
+    for text in (
+        line,
+        f"{line}\n{line}\n",
+        f"data: {{}}\n\ndata: {line}\n\ndata: [DONE]\n",
+        json.dumps([RESPONSES[name]]),
+    ):
+        seen = read_telemetry(text)
+        assert seen.engine == name.split(",")[0]
+        close(seen, None if name == "tensorrt-llm" else 2.7, 170 / 300)
+        if seen.cumulative_acceptance_rate:
+            assert seen.cumulative_acceptance_rate == pytest.approx([0.8, 0.6, 0.3])
+
+
+def test_a_response_of_llama_cpp_without_drafts_is_no_data() -> None:
+    seen = read_telemetry(json.dumps({"timings": {"predicted_n": 20, "predicted_ms": 800.0}}))
+    assert seen.acceptance_length is None
+    assert seen.warnings == ["nothing was drafted: no data"]
+
+
+# ------------------------------------------------------------------------------------------------ K
+
+
+@pytest.mark.parametrize(
+    ("accepted", "verdict"),
+    [
+        ([90.0, 80.0, 70.0, 60.0], "right"),
+        ([70.0, 2.0, 0.0, 0.0], "too long"),
+        ([1.0, 0.0, 0.0, 0.0], "plain is faster"),
+        ([95.0], "too short"),
+    ],
+)
+def test_the_k_in_use_is_judged_by_the_profiles_costs(tmp_path, capsys, accepted, verdict) -> None:
+    profile = make_profile(tmp_path / "p", {0.0: 0.8}, verify_s=0.105, draft_s=0.02)
+    seen = read_telemetry(vllm_page(100, 100 * len(accepted), accepted))
+    depth = served_depth(profile, seen, 0.0)
+    assert depth.verdict == verdict
+    (tmp_path / "page").write_text(vllm_page(100, 100 * len(accepted), accepted))
+    assert run(["telemetry", str(tmp_path / "page"), "--profile", str(tmp_path / "p"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["depth"]["verdict"] == verdict
+    assert run(["telemetry", str(tmp_path / "page"), "--profile", str(tmp_path / "p")]) == 0
+    assert f"K = {len(accepted)} is " in capsys.readouterr().out
+
+
+def test_a_k_beyond_the_profile_is_refused(tmp_path) -> None:
+    profile = make_profile(tmp_path / "p", {0.0: 0.8})
+    with pytest.raises(ConfigError, match="K = 6, the profile goes up to 4"):
+        served_depth(profile, read_telemetry(vllm_page(100, 600, [50.0] * 6)), 0.0)
+    with pytest.raises(SpectuneError, match="without acceptance by position"):
+        served_depth(profile, read_telemetry("Decode batch, accept len: 2.0"), 0.0)
+
+
+# ------------------------------------------------------------------------------------------------ hostile text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   \n",
+        "<!DOCTYPE html><html><body>spec_decode 502 Bad Gateway</body></html>",
+        '{"metrics": {"speculative_decoding": {"num_spec_steps": 3, "acceptance_histogram": [1, 2',
+        '{"meta_info": {"spec_verify_ct": -4}}',
+        '{"meta_info": {"spec_verify_ct": 1e400}}',
+        '{"meta_info": {"spec_verify_ct": NaN}}',
+        '{"meta_info": {"spec_verify_ct": "12"}}',
+        '{"timings": {"predicted_n": true, "draft_n": 3}}',
+        "[" * 100_000,
+        '{"a":' * 5000 + "1" + "}" * 5000,
+        vllm_page(100, 300, [80]).replace("} 100", "} -100"),
+        vllm_page(100, 300, [80]).replace("} 100", "} 1e300"),
+        vllm_page(100, 300, [80]).replace("} 100", "} NaN"),
+        vllm_page(100, 300, [80]).replace("} 100", "} 1,5"),
+        vllm_page(100, 300, [80]).replace('position="0"', 'position="one"'),
+        vllm_page(100, 300, [80]).replace('position="0"', 'position="7"'),
+        vllm_page(100, 300, [80]).replace('position="0"', f'position="{"9" * 5000}"'),
+        vllm_page(100, 300, [80]) * 2,
+        vllm_page(100, 30, [80]),
+        "SpecDecoding metrics: Mean acceptance length: 2,53, Accepted: 26 tokens, Drafted: 51 tokens, "
+        "Per-position acceptance rate: 0,8, 0,5, Avg Draft acceptance rate: 51,0%",
+        "hello\nworld\n",
+        "# TYPE a counter\na 3\n",
+    ],
+)  # fmt: skip
+def test_hostile_text_ends_in_one_clear_line(text, tmp_path, capsys) -> None:
+    (tmp_path / "page").write_text(text)
+    assert run(["telemetry", str(tmp_path / "page")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 2
+    assert error.startswith("error: ")
+    assert len(error) < 600
+
+
+def test_a_million_fuzzed_bytes_never_end_in_a_traceback() -> None:
+    rng = random.Random(0)
+    seeds = [
+        vllm_page(100, 300, [80, 60, 30]),
+        *(line for line, *_ in LOGS.values()),
+        *map(json.dumps, RESPONSES.values()),
+    ]
+    spent, read, told = 0, 0, []
+    while spent < 1_000_000:
+        text = bytearray(rng.choice(seeds).encode())
+        for _ in range(rng.randint(1, 6)):
+            place = rng.randrange(len(text))
+            match rng.randrange(4):
+                case 0:
+                    text[place] = rng.randrange(256)
+                case 1:
+                    del text[place : place + rng.randrange(1, 20)]
+                case 2:
+                    text[place:place] = rng.choice(
+                        [b"9" * 400, b"-", b"e999", b"\n", b'"', b"{", b"\x00", b"nan", b",", b"0."]
+                    )
+                case _:
+                    text = text[:place] or bytearray(b"x")
+        spent += len(text)
+        try:
+            read_telemetry(text.decode("utf-8", errors="replace"))
+            read += 1
+        except SpectuneError as error:
+            told.append(error.problem)
+    assert read > 100
+    assert not [problem for problem in told if not problem or "\n" in problem]
+
+
+# ------------------------------------------------------------------------------------------------ servers
+
+
+class _Server(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        page = vllm_page(100, 300, [80, 60, 30]).encode()
+        if self.path.startswith("/private") and not self.headers.get("Authorization"):
+            self.send_response(401)
+            self.end_headers()
+            return
+        if self.path.startswith("/away"):
+            self.send_response(302)
+            self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/echo")
+            self.end_headers()
+            return
+        self.send_response(500 if self.path.startswith("/broken") else 200)
+        if self.path.startswith("/midway"):
+            self.send_header("Content-Length", str(len(page) + 500))
+        self.end_headers()
+        if self.path.startswith("/echo"):
+            page = str(self.headers.get("Authorization")).encode()
+        self.wfile.write(b"<html>hello</html>" if self.path.startswith("/html") else page)
+        if self.path.startswith("/slow"):
+            for _ in range(40):
+                threading.Event().wait(0.1)
+                self.wfile.write(b"# more\n")
+                self.wfile.flush()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):
+            super().handle()
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    served = HTTPServer(("127.0.0.1", 0), _Server)
+    thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"127.0.0.1:{served.server_address[1]}"
+    served.shutdown()
+    thread.join()
+    served.server_close()
+
+
+def test_a_server_is_read_and_its_credentials_are_in_no_message(server, capsys) -> None:
+    url = f"http://user:hunter2@{server}/private?token=hunter3"
+    assert run(["telemetry", url]) == 0
+    assert "hunter" not in "".join(capsys.readouterr())
+    assert run(["telemetry", url.replace("user:hunter2@", "")]) == 3
+    error = capsys.readouterr().err
+    assert "status 401" in error
+    assert "hunter" not in error
+    assert "Basic" in fetched(f"http://user:hunter2@{server}/echo")
+    assert fetched(f"http://user:hunter2@{server}/away") == "None"  # another host is told nothing
+
+
+@pytest.mark.parametrize("path", ["html", "broken", "midway"])
+def test_a_server_that_fails_exits_with_three(server, path, capsys) -> None:
+    assert run(["telemetry", f"http://u:hunter2@{server}/{path}"]) == 3
+    error = capsys.readouterr().err
+    assert error.count("\n") == 2
+    assert "hunter" not in error
+
+
+def test_missing_slow_and_untrusted_servers_exit_with_three(server, capsys) -> None:
+    for url in (
+        "http://u:hunter2@127.0.0.1:9/metrics",
+        f"https://u:hunter2@{server}/metrics",
+        "http://u:hunter2@nowhere.invalid/",
+    ):
+        assert run(["telemetry", url]) == 3
+        assert "hunter" not in capsys.readouterr().err
+    with pytest.raises(EngineError, match="still answering"):
+        fetched(f"http://{server}/slow", timeout_s=0.5)
+    for url in ("http://", "http://[::1", "http://a:b:c@d:e/"):
+        with pytest.raises(ConfigError):
+            shown(url)
+        assert run(["telemetry", url]) in (2, 3)
+        assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_files_that_are_absent_or_no_text(tmp_path: Path, capsys) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    for name in ("bytes", "absent", "."):
+        assert run(["telemetry", str(tmp_path / name)]) == 2
+        assert capsys.readouterr().err.count("\n") == 2
