@@ -11,8 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from spectune.comparison import Figure, Part, Side, figures_of, machine_speed
-from spectune.costs import CostCells, unsteadiness
+from spectune.comparison import Figure, Over, Part, Side, figures_of, side
 from spectune.errors import ConfigError, ProfileError
 from spectune.fit import Setting
 from spectune.manifest import Manifest, ModelRecord
@@ -75,27 +74,29 @@ def check(
     max_regression: float = MAX_REGRESSION,
     by_metric: Mapping[str, float] | None = None,
     parts: Sequence[str] = (),
+    also_baseline: Sequence[Profile] = (),
+    also_candidate: Sequence[Profile] = (),
 ) -> Check:
     """Compare; `by_metric` allows another change than `max_regression` to some figures, `parts` leaves others out.
 
-    Raises: ProfileError where the two are not of the same target, workload, dtype and temperatures.
+    `also_…` are further runs of the same, for their costs: what those differ by among themselves is what a difference
+    is held against. Raises: ProfileError where the two are not of the same target, workload, dtype and temperatures.
     """
     allowed = _allowed(max_regression, by_metric or {})
     _require_comparable(baseline.manifest, candidate.manifest)
     differences = _differences(baseline.manifest, candidate.manifest)
+    for one, others in ((baseline, also_baseline), (candidate, also_candidate)):
+        for other in others:
+            _require_same(one.manifest, other.manifest)
     same_machine = not any(name in differences for name in _MACHINE)
-    referenced = same_machine and "torch" not in differences
-    before = Side.of(baseline, CostCells.of(baseline.costs))
-    cells = CostCells.of(candidate.costs)
-    log_speed = machine_speed(before, candidate, cells) if referenced else 0.0
-    after = Side.of(candidate, cells.scaled(float(np.exp(log_speed))))
-    over: Literal["nothing", "reference", "plain"] = "plain"
+    over: Over = "plain"
     if same_machine:
-        over = "reference" if referenced else "nothing"
-    noise = [unsteadiness(one.costs, over) for one in (baseline, candidate)]
+        over = "nothing" if "torch" in differences else "reference"
+    before = side(baseline, also_baseline, baseline, over)
+    after = side(candidate, also_candidate, baseline, over)
     findings: list[Finding] = []
     groups = [
-        (setting, figures_of(before, after, setting, same_machine, noise))
+        (setting, figures_of(before, after, setting, same_machine))
         for draft in baseline.manifest.drafts
         for temperature in baseline.manifest.settings.temperatures
         for setting in [_chosen(before, draft.spec, temperature)]
@@ -144,6 +145,16 @@ def _require_comparable(one: Manifest, other: Manifest) -> None:
             f"the candidate was measured up to K = {other.settings.max_k}, the baseline up to {one.settings.max_k}"
         )
         raise ProfileError(problem, f"profile it with --max-k {one.settings.max_k}")
+
+
+def _require_same(one: Manifest, other: Manifest) -> None:
+    """Raises: ProfileError where the other is not another run of the same."""
+    _require_comparable(one, other)
+    differences = _differences(one, other)
+    if differences:
+        name, text = next(iter(differences.items()))
+        problem = f"a further run is not one of the same: {name} {text}"
+        raise ProfileError(problem, "give profiles of one code, model and machine")
 
 
 def _weights(model: ModelRecord) -> str:

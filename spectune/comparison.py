@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
 from spectune.costs import FOLDS, CellKey, CostCells, unsteadiness
 from spectune.errors import ProfileError
@@ -27,6 +28,7 @@ from spectune.tables import labels, rows_where
 Part = Literal["acceptance", "cost_p", "cost_q", "overhead", "speedup"]
 
 _NEGLIGIBLE = 0.01  # of a plain step
+_FEWEST_RUNS = 4  # that tell how much runs differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,44 +45,62 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """A profile, and what is compared of it."""
+class CostRun:
+    """One measurement of the costs, in seconds of a machine as fast as the first baseline's run found it."""
 
-    profile: Profile
     cells: CostCells
     settings: dict[tuple[str, float, int], Setting]
-    ratio_noise: float  # of ratios of costs between runs, a standard deviation of logs
-
-    @staticmethod
-    def of(profile: Profile, cells: CostCells) -> "Side":
-        """Fitted with those cells, which may be other than the profile's own."""
-        fitted = fit_settings(profile, cells)
-        keyed = {(one.draft, one.temperature, one.num_speculative_tokens): one for one in fitted}
-        ratio_noise = unsteadiness(profile.costs, "plain")
-        return Side(profile=profile, cells=cells, settings=keyed, ratio_noise=ratio_noise)
+    noise: float  # what costs change by between runs, a standard deviation of logs
+    ratio_noise: float  # the same of ratios of costs
 
 
-def machine_speed(before: Side, candidate: Profile, cells: CostCells) -> float:
-    """Log of how much faster the machine was for the candidate: by a product that nobody changed, the mean over its
-    sizes.
-    """
-    loads = before.profile.main_load, candidate.main_load
-    sizes = sorted(set(before.cells.sizes("reference", loads[0])) & set(cells.sizes("reference", loads[1])))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A profile, and its costs as one run or several measured them."""
+
+    profile: Profile
+    runs: list[CostRun]
+
+    @property
+    def settings(self) -> dict[tuple[str, float, int], Setting]:
+        """By draft, temperature and K, with the costs of the first run."""
+        return self.runs[0].settings
+
+
+Over = Literal["nothing", "reference", "plain"]
+
+
+def side(profile: Profile, also: Sequence[Profile], first: Profile, over: Over) -> Side:
+    """The profile and other runs of the same; `over` is what the costs of different runs are compared relative to."""
+    return Side(profile=profile, runs=[_cost_run(profile, one.costs, first, over) for one in (profile, *also)])
+
+
+def _cost_run(profile: Profile, costs: pa.Table, first: Profile, over: Over) -> CostRun:
+    cells = CostCells.of(costs)
+    if over == "reference":
+        speed = _reference_log(CostCells.of(first.costs), first) - _reference_log(cells, profile)
+        cells = cells.scaled(float(np.exp(speed)))
+    keyed = {(one.draft, one.temperature, one.num_speculative_tokens): one for one in fit_settings(profile, cells)}
+    return CostRun(
+        cells=cells, settings=keyed, noise=unsteadiness(costs, over), ratio_noise=unsteadiness(costs, "plain")
+    )
+
+
+def _reference_log(cells: CostCells, profile: Profile) -> float:
+    """Log seconds of a product that nobody changed, the mean over its sizes."""
+    sizes = cells.sizes("reference", profile.main_load)
     if not sizes:
         raise ProfileError("a profile lacks the reference product", "run spectune profile again")
-    ours, theirs = (
-        np.mean([np.log(side.resampled(CellKey(part="reference", tokens=n, load=load))[0]) for n in sizes])
-        for side, load in zip((before.cells, cells), loads, strict=True)
-    )
-    return float(ours - theirs)
+    keys = [CellKey(part="reference", tokens=n, load=profile.main_load) for n in sizes]
+    return float(np.mean([np.log(cells.resampled(key)[0]) for key in keys]))
 
 
-def figures_of(before: Side, after: Side, setting: Setting, same_machine: bool, noise: Sequence[float]) -> list[Figure]:
-    """Every figure at a setting of the baseline's; `noise` is what costs of either side change by between runs."""
+def figures_of(before: Side, after: Side, setting: Setting, same_machine: bool) -> list[Figure]:
+    """Every figure at a setting of the baseline's."""
     now = after.settings[setting.draft, setting.temperature, setting.num_speculative_tokens]
     paired = _same_prompts(before.profile, after.profile, setting.temperature)
     figures = [_acceptance(setting, now, paired)]
-    figures += _costs(before, after, setting, same_machine, noise)
+    figures += _costs(before, after, setting, same_machine)
     figures.append(
         _speedup(before, after, setting, now, paired)
         if same_machine
@@ -89,7 +109,7 @@ def figures_of(before: Side, after: Side, setting: Setting, same_machine: bool, 
     figures += _positions(before.profile, after.profile, setting, paired)
     figures += _categories(setting, now, paired)
     if same_machine:
-        figures += _overheads(before, after, setting, noise)
+        figures += _overheads(before, after, setting)
     return figures
 
 
@@ -121,22 +141,25 @@ def _acceptance(setting: Setting, now: Setting, paired: bool) -> Figure:
 
 
 def _speedup(before: Side, after: Side, setting: Setting, now: Setting, paired: bool) -> Figure:
-    noise = [side.ratio_noise for side in (before, after)]
-    prompts = _difference(setting.prompt_influence, now.prompt_influence, paired)
-    costs = float(np.hypot(setting.cost_influence.std(), now.cost_influence.std()))
+    key = setting.draft, setting.temperature, setting.num_speculative_tokens
     weight = min(setting.effective_prompts, now.effective_prompts)
-    error, degrees = pooled([(prompts**2 + costs**2, weight - 1), *_between_runs(noise)])
-    log = float(np.log(now.speedup.estimate / setting.speedup.estimate))
+    prompts = _difference(setting.prompt_influence, now.prompt_influence, paired)
+    means, variances = [], [(prompts**2, weight - 1)]
+    for one in (before, after):
+        own = float(one.settings[key].cost_influence.std())
+        logs = [float(np.log(run.settings[key].speedup.estimate)) for run in one.runs]
+        means.append(float(np.mean(logs)))
+        variances += _over_runs(logs, [(own**2, weight - 1), (one.runs[0].ratio_noise ** 2, FOLDS - 1)])
     return Figure(
         metric="speedup",
         part="speedup",
-        change=Change.of_logs(log, error, degrees),
+        change=Change.of_logs(means[1] - means[0], *pooled(variances)),
         key=(setting.draft, setting.temperature),
         enough=weight / MIN_EFFECTIVE_PROMPTS,
     )
 
 
-def _costs(before: Side, after: Side, setting: Setting, same_machine: bool, noise: Sequence[float]) -> list[Figure]:
+def _costs(before: Side, after: Side, setting: Setting, same_machine: bool) -> list[Figure]:
     """cost_p(1), cost_p(K + 1) and cost_q: in seconds on an equal machine, else in plain steps."""
     draft, verified = setting.draft, setting.num_speculative_tokens + 1
     cells: list[tuple[str, Part, int, str | None]] = [
@@ -149,7 +172,7 @@ def _costs(before: Side, after: Side, setting: Setting, same_machine: bool, nois
         if metric == "cost_p_1" and not same_machine:
             figures.append(Figure(metric=metric, part=part, change=None))
             continue
-        change = _cost_change(before, after, part, tokens, spec, same_machine, noise)
+        change = _cost_change(before, after, part, tokens, spec, same_machine)
         key = () if metric == "cost_q" and _negligible(before, after, spec) else (part, tokens, spec)
         figures.append(Figure(metric=metric, part=part, change=change, key=key, negligible=not key))
     return figures
@@ -158,32 +181,37 @@ def _costs(before: Side, after: Side, setting: Setting, same_machine: bool, nois
 def _negligible(before: Side, after: Side, draft: str | None) -> bool:
     """Whether proposing takes next to nothing in both, as looking up n-grams does: its changes do no harm."""
     shares = []
-    for side in (before, after):
-        plain = CellKey(part="cost_p", tokens=1, load=side.profile.main_load)
-        step = side.cells.resampled(replace(plain, part="cost_q", draft=draft))[0]
-        shares.append(step / side.cells.resampled(plain)[0])
+    for one in (before, after):
+        plain, cells = CellKey(part="cost_p", tokens=1, load=one.profile.main_load), one.runs[0].cells
+        step = cells.resampled(replace(plain, part="cost_q", draft=draft))[0]
+        shares.append(step / cells.resampled(plain)[0])
     return bool(max(shares) < _NEGLIGIBLE)
 
 
-def _cost_change(
-    before: Side, after: Side, part: str, tokens: int, draft: str | None, same_machine: bool, noise: Sequence[float]
-) -> Change:
-    logs, variances = [], _between_runs(noise)
-    for side in (before, after):
-        key = CellKey(part=part, tokens=tokens, load=side.profile.main_load, draft=draft)
-        drawn = np.log(side.cells.resampled(key))
+def _cost_change(before: Side, after: Side, part: str, tokens: int, draft: str | None, same_machine: bool) -> Change:
+    means, variances = [], []
+    for one in (before, after):
+        key = CellKey(part=part, tokens=tokens, load=one.profile.main_load, draft=draft)
+        drawn = [np.log(run.cells.resampled(key)) for run in one.runs]
         if not same_machine:
-            drawn = drawn - np.log(side.cells.resampled(replace(key, part="cost_p", tokens=1, draft=None)))
-        logs.append(float(drawn[0]))
-        variances.append((float(drawn[1:].var()), side.cells.count(key) - 1))
-    return Change.of_logs(logs[1] - logs[0], *pooled(variances))
+            plain = replace(key, part="cost_p", tokens=1, draft=None)
+            drawn = [own - np.log(run.cells.resampled(plain)) for own, run in zip(drawn, one.runs, strict=True)]
+        logs, first = [float(own[0]) for own in drawn], one.runs[0]
+        means.append(float(np.mean(logs)))
+        alone = [(float(drawn[0][1:].var()), first.cells.count(key) - 1), (first.noise**2, FOLDS - 1)]
+        variances += _over_runs(logs, alone)
+    return Change.of_logs(means[1] - means[0], *pooled(variances))
 
 
-def _between_runs(noise: Sequence[float]) -> list[tuple[float, float]]:
-    """Variance and degrees of freedom of what runs change by: a run is taken to differ from others as much as its
-    fifths do.
+def _over_runs(values: Sequence[float], alone: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Variances, with their degrees of freedom, of the mean over runs: what the runs show, or `alone` of the first.
+
+    Fewer than four show too little: each is taken to differ from others as much as the first's fifths do.
     """
-    return [(one**2, FOLDS - 1) for one in noise]
+    count = len(values)
+    if count < _FEWEST_RUNS:
+        return [(variance / count, degrees) for variance, degrees in alone]
+    return [(float(np.var(values, ddof=1)) / count, count - 1)]
 
 
 def _positions(one: Profile, other: Profile, setting: Setting, paired: bool) -> Iterator[Figure]:
@@ -225,18 +253,22 @@ def _categories(setting: Setting, now: Setting, paired: bool) -> Iterator[Figure
         yield Figure(metric="acceptance_length", part="acceptance", change=change, place=str(category))
 
 
-def _overheads(before: Side, after: Side, setting: Setting, noise: Sequence[float]) -> Iterator[Figure]:
+def _overheads(before: Side, after: Side, setting: Setting) -> Iterator[Figure]:
     """Seconds of the loop beyond its forwards, at each K it was measured at; relative to the baseline's."""
     greedy, main = setting.temperature == 0.0, before.profile.main_load
-    for k in before.cells.sizes("overhead", main, setting.draft, greedy):
+    for k in before.runs[0].cells.sizes("overhead", main, setting.draft, greedy):
         key = CellKey(part="overhead", tokens=k, load=main, draft=setting.draft, greedy=greedy)
-        drawn = before.cells.resampled(key)
-        drawn_now = after.cells.resampled(replace(key, load=after.profile.main_load))
+        means, variances = [], []
+        for one in (before, after):
+            here = replace(key, load=one.profile.main_load)
+            drawn, first = [run.cells.resampled(here) for run in one.runs], one.runs[0]
+            seconds = [float(own[0]) for own in drawn]
+            means.append(float(np.mean(seconds)))
+            felt = (first.noise * means[0]) ** 2
+            alone = [(float(drawn[0][1:].var()), first.cells.count(here) - 1), (felt, FOLDS - 1)]
+            variances += _over_runs(seconds, alone)
         change = None
-        if drawn[0] > 0:
-            variances = [(variance * float(drawn[0]) ** 2, degrees) for variance, degrees in _between_runs(noise)]
-            for side, draws in ((before, drawn), (after, drawn_now)):
-                variances.append((float(draws[1:].var()), side.cells.count(key) - 1))
+        if means[0] > 0:
             error, degrees = pooled(variances)
-            change = Change.of_difference(float(drawn_now[0] - drawn[0]), error, float(drawn[0]), degrees)
+            change = Change.of_difference(means[1] - means[0], error, means[0], degrees)
         yield Figure(metric="overhead", part="overhead", change=change, place=f"K = {k}")

@@ -14,6 +14,7 @@ import pytest
 
 from spectune.check import Check, Finding, check
 from spectune.cli.app import run
+from spectune.errors import ProfileError
 from spectune.profile import ACCEPTANCE_SCHEMA, COSTS_SCHEMA, Profile, load_profile, save_profile
 from spectune.run import read_run
 from spectune.tables import to_arrow
@@ -222,6 +223,38 @@ def test_runs_of_the_same_raise_few_alarms_and_dearer_verifying_is_found(baselin
     assert alarms.count("regressed") <= 1
     found = [check(before, simulated(one, seed, cost=1.25)) for before, seed in pairs]
     assert sum("speedup" in seen.causes for seen in found) >= 22
+
+
+def test_runs_show_how_much_runs_differ_and_more_of_them_settle_what_one_leaves_open(baseline) -> None:
+    """Where runs differ by more than their fifths tell, four and more show it; a dearer cost stands out of twelve."""
+    one = replace(baseline, manifest=baseline.manifest.model_copy(update={"drafts": baseline.manifest.drafts[:1]}))
+
+    def runs(seed: int, cost: float = 1.0) -> list[Profile]:
+        rng = np.random.default_rng(seed)
+        felt = np.exp(rng.normal(0, 0.045, 12))
+        return [with_costs(one, lambda c, f=f: where(c, f, part="cost_p") * where(c, cost, part="cost_p"), seed=seed)
+                for f in felt]  # fmt: skip
+
+    before, after, dearer = runs(1), runs(2), runs(3, 1.1)
+    same = check(before[0], after[0], also_baseline=before[1:], also_candidate=after[1:])
+    assert same.verdict != "regressed"
+    logs = [[np.log(np.median(p.costs.to_pandas().query("part == 'cost_p' and tokens == 1")["seconds"])) for p in side]
+            for side in (before, after)]  # fmt: skip
+    error = np.sqrt(sum(np.var(side, ddof=1) / 12 for side in logs))
+    seen = finding(same, "cost_p_1")
+    assert np.log1p(seen.change) == pytest.approx(np.mean(logs[1]) - np.mean(logs[0]), abs=0.004)
+    assert np.log1p(seen.high) - np.log1p(seen.low) == pytest.approx(2 * 2.07 * error, rel=0.15)
+    seen = check(before[0], dearer[0], also_baseline=before[1:], also_candidate=dearer[1:])
+    assert finding(seen, "cost_p_1").status == finding(seen, "cost_p_verify").status == "regressed"
+
+
+def test_a_further_run_of_something_else_is_refused(baseline, saved, folder, capsys) -> None:
+    other = baseline.manifest.environment.model_copy(update={"hardware": "another"})
+    elsewhere = replace(baseline, manifest=baseline.manifest.model_copy(update={"environment": other}))
+    with pytest.raises(ProfileError, match="not one of the same: hardware"):
+        check(baseline, baseline, also_baseline=[elsewhere])
+    assert run(["check", str(saved["base"]), str(saved["base"]), "--also-candidate", str(saved["base"])]) == 0
+    assert run(["check", str(saved["base"]), str(saved["base"]), "--also-candidate", str(folder / "absent")]) == 2
 
 
 # ------------------------------------------------------------------------------------------------ the command line

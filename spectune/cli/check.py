@@ -38,6 +38,14 @@ def check(
         list[str] | None,
         typer.Option(metavar="PART", help=f"Compare this part only: {', '.join(_PARTS)}. Repeatable. Default: all."),
     ] = None,
+    also_baseline: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="A further profile of the baseline, for its costs. Repeatable."),
+    ] = None,
+    also_candidate: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="A further profile of the candidate, for its costs. Repeatable."),
+    ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write JUnit XML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on stdout.")] = False,
 ) -> int:
@@ -55,7 +63,8 @@ def check(
             raise ConfigError(f"--only {part} is no part", f"give one of {', '.join(_PARTS)}")
     by_metric = read_run(run, {}).max_regression if run else {}
     try:
-        seen = compare(load_profile(baseline), load_profile(candidate), max_regression, by_metric, only or [])
+        also = [[load_profile(one) for one in more or []] for more in (also_baseline, also_candidate)]
+        seen = compare(load_profile(baseline), load_profile(candidate), max_regression, by_metric, only or [], *also)
     except ProfileError as error:
         if as_json:
             print(json.dumps({"verdict": "not-comparable", "findings": [], "reason": error.problem}, indent=2))

@@ -1,7 +1,7 @@
 """llama.cpp's server: --spec-… options, what it refuses, and what it tells of itself.
 
 Checked against tools/server/README.md, common/speculative.cpp and tools/server of ggml-org/llama.cpp, autumn 2026, and
-against a running server (tests/engines_llama_cpp.py).
+against a running server (tests/e2e/test_llama_cpp.py).
 """
 
 import re

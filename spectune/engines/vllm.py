@@ -1,6 +1,6 @@
 """vLLM: --speculative-config, what it refuses, and what it tells of itself.
 
-Checked against vLLM 0.32: its configuration and metrics sources, and its own argument parser (tests/engines_vllm.py).
+Checked against vLLM 0.32: its configuration and metrics sources, and its own argument parser (tests/e2e/test_vllm.py).
 """
 
 import json

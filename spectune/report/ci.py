@@ -1,12 +1,13 @@
 """A check as text for where it runs: a line for each figure, JUnit XML, a GitHub job summary and annotations."""
 
+import math
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from spectune.check import Check, Finding
 from spectune.report.markdown import table
 
-_HOPELESS = 20.0  # times the data
+_HOPELESS = 40.0  # times the data
 _LEVELS = {"regressed": "error", "too-noisy": "warning"}
 
 
@@ -35,11 +36,14 @@ def change_text(finding: Finding) -> str:
 
 
 def remedy(finding: Finding) -> str:
-    """What would settle a figure that is too noisy."""
+    """What would settle a figure that is too noisy: costs differ more between runs than within, so more runs."""
     if finding.more is None or finding.more > _HOPELESS:
-        return "profile both again on a quiet machine"
-    what = "prompts" if finding.part == "acceptance" else "--budget-s"
-    return f"{finding.more:.1f} times the {what} would settle it"
+        return "profile both again on a quiet machine, or compare --only acceptance"
+    if finding.part == "acceptance":
+        return f"{finding.more:.1f} times the prompts would settle it"
+    return (
+        f"{math.ceil(finding.more)} times the profiles of each side would settle it (--also-baseline, --also-candidate)"
+    )
 
 
 def headline(seen: Check) -> str:
