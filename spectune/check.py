@@ -33,7 +33,7 @@ HEADLINES: dict[str, Part] = {
 """The figures that decide; cost_p_verify is cost_p(K + 1). Between machines costs are in plain steps, cost_p(1)."""
 _HIGHER_IS_BETTER = ("acceptance", "speedup")
 _MACHINE = ("hardware", "device", "threads")
-_LEVEL = 0.05
+_LEVEL = 0.02  # of one false alarm or more; the other half of it would be false praise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,7 @@ def check(
     for one, others in ((baseline, also_baseline), (candidate, also_candidate)):
         for other in others:
             _require_same(one.manifest, other.manifest)
+        _require_distinct([one, *others])
     same_machine = not any(name in differences for name in _MACHINE)
     over: Over = "plain"
     if same_machine:
@@ -155,6 +156,13 @@ def _require_same(one: Manifest, other: Manifest) -> None:
         name, text = next(iter(differences.items()))
         problem = f"a further run is not one of the same: {name} {text}"
         raise ProfileError(problem, "give profiles of one code, model and machine")
+
+
+def _require_distinct(runs: Sequence[Profile]) -> None:
+    """Raises: ProfileError: the same costs twice would show a spread that is not there."""
+    for place, one in enumerate(runs):
+        if any(one.costs.equals(other.costs) for other in runs[:place]):
+            raise ProfileError("the same costs are given twice", "give each run of a side once")
 
 
 def _weights(model: ModelRecord) -> str:

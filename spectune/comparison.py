@@ -29,6 +29,7 @@ Part = Literal["acceptance", "cost_p", "cost_q", "overhead", "speedup"]
 
 _NEGLIGIBLE = 0.01  # of a plain step
 _FEWEST_RUNS = 4  # that tell how much runs differ
+_OVER_FIFTHS = 2.0  # the variance between runs over that between the fifths of one, seen over eight runs (docs/log.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +150,7 @@ def _speedup(before: Side, after: Side, setting: Setting, now: Setting, paired: 
         own = float(one.settings[key].cost_influence.std())
         logs = [float(np.log(run.settings[key].speedup.estimate)) for run in one.runs]
         means.append(float(np.mean(logs)))
-        variances += _over_runs(logs, [(own**2, weight - 1), (one.runs[0].ratio_noise ** 2, FOLDS - 1)])
+        variances += _over_runs(logs, [(own**2, weight - 1), (_OVER_FIFTHS * one.runs[0].ratio_noise ** 2, FOLDS - 1)])
     return Figure(
         metric="speedup",
         part="speedup",
@@ -198,7 +199,7 @@ def _cost_change(before: Side, after: Side, part: str, tokens: int, draft: str |
             drawn = [own - np.log(run.cells.resampled(plain)) for own, run in zip(drawn, one.runs, strict=True)]
         logs, first = [float(own[0]) for own in drawn], one.runs[0]
         means.append(float(np.mean(logs)))
-        alone = [(float(drawn[0][1:].var()), first.cells.count(key) - 1), (first.noise**2, FOLDS - 1)]
+        alone = [(float(drawn[0][1:].var()), first.cells.count(key) - 1), (_OVER_FIFTHS * first.noise**2, FOLDS - 1)]
         variances += _over_runs(logs, alone)
     return Change.of_logs(means[1] - means[0], *pooled(variances))
 
@@ -206,7 +207,7 @@ def _cost_change(before: Side, after: Side, part: str, tokens: int, draft: str |
 def _over_runs(values: Sequence[float], alone: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Variances, with their degrees of freedom, of the mean over runs: what the runs show, or `alone` of the first.
 
-    Fewer than four show too little: each is taken to differ from others as much as the first's fifths do.
+    Fewer than four show too little: each is taken to differ from others as the first's fifths do, and some more.
     """
     count = len(values)
     if count < _FEWEST_RUNS:
@@ -264,7 +265,7 @@ def _overheads(before: Side, after: Side, setting: Setting) -> Iterator[Figure]:
             drawn, first = [run.cells.resampled(here) for run in one.runs], one.runs[0]
             seconds = [float(own[0]) for own in drawn]
             means.append(float(np.mean(seconds)))
-            felt = (first.noise * means[0]) ** 2
+            felt = _OVER_FIFTHS * (first.noise * means[0]) ** 2
             alone = [(float(drawn[0][1:].var()), first.cells.count(here) - 1), (felt, FOLDS - 1)]
             variances += _over_runs(seconds, alone)
         change = None

@@ -24,9 +24,10 @@ def shown(url: str) -> str:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
+    path = parts.path.rpartition("@")[2]  # a slash in a password ends the host early
     if not host:
         raise ConfigError("the URL names no host", "write http://host:port/metrics")
-    return f"{parts.scheme.lower()}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}{parts.path}"
+    return f"{parts.scheme.lower()}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}{path}"
 
 
 def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
@@ -50,8 +51,13 @@ def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
                     raise EngineError(f"{place} is still answering after {timeout_s:g} s", "ask a quieter server")
     except httpx.TimeoutException as error:
         raise EngineError(f"{place} does not answer within {timeout_s:g} s", "check that the server is up") from error
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
+    except ImportError as error:  # a proxy of a kind that needs another package
+        raise EngineError(
+            f"{place} cannot be read: the proxy that the environment names is not supported",
+            "unset ALL_PROXY, or install httpx[socks]",
+        ) from error
     except httpx.HTTPError as error:
         raise EngineError(f"{place} cannot be read: {_reason(error)}", "check the address and the server") from error
     if answer.status_code != 200:

@@ -32,6 +32,7 @@ class ModelRecord(_Record):
     parameters: Count
     dtype: str
     vocab_size: Count
+    embedding_rows: Count | None = None  # padding included; null in older profiles
     max_positions: Count
     revision: str | None
     digest: Sha256 | None

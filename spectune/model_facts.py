@@ -22,7 +22,7 @@ class ModelFacts:
     max_positions: int | None = None
     mtp_layers: int | None = None  # tokens its own heads predict in a pass
     texts: Mapping[int, str] = field(default_factory=dict)  # of the tokenizer, by id
-    tokenizer_kind: str | None = None
+    tokenizer_kind: str | None = None  # as GGUF files name it
     add_bos: bool | None = None
     add_eos: bool | None = None
 
@@ -41,13 +41,16 @@ def model_facts(name: str) -> ModelFacts:
         raise ConfigError(f"{name} has no config.json to read", "give a model's folder, .gguf file or hub name")
     tokenizer, more = read("tokenizer.json") or {}, read("tokenizer_config.json") or {}
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    try:
+        texts = _texts(tokenizer)
+    except (AttributeError, TypeError, KeyError, ValueError, IndexError) as error:
+        raise ConfigError(f"the tokenizer.json of {name} is none", "check the file") from error
     return ModelFacts(
         name=name,
         vocab_size=_count(text, "vocab_size"),
         max_positions=_count(text, "max_position_embeddings", "n_positions"),
         mtp_layers=_count(text, *_MTP_LAYERS),
-        texts=_texts(tokenizer),
-        tokenizer_kind=(tokenizer.get("model") or {}).get("type") if tokenizer else None,
+        texts=texts,
         add_bos=_flag(more, "add_bos_token"),
         add_eos=_flag(more, "add_eos_token"),
     )
@@ -108,13 +111,17 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _of_gguf(name: str, path: Path) -> ModelFacts:
-    from gguf import GGUFReader
-
     try:
-        reader = GGUFReader(path)
-        kind = str(reader.get_field("general.architecture").contents())  # type: ignore[union-attr]
+        return _gguf_facts(name, path)
     except (OSError, ValueError, AttributeError, IndexError, KeyError) as error:
         raise ConfigError(f"{name} cannot be read as GGUF", "check the file") from error
+
+
+def _gguf_facts(name: str, path: Path) -> ModelFacts:
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    kind = str(reader.get_field("general.architecture").contents())  # type: ignore[union-attr]
 
     def value(field: str) -> Any:
         found = reader.get_field(field)

@@ -88,6 +88,7 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
         acceptance_length_by_rule=acceptance_lengths_by_rule(
             profile, best.draft, headline, best.num_speculative_tokens
         ),
+        padded_drafts=_padded(profile.manifest),
         formula=formula,
         accuracy=_accuracy(profile, cells),
         confirmation=confirmed,
@@ -189,6 +190,12 @@ def _unconfirmed(decision: Decision, decoded: ConfirmedSetting | None) -> list[N
         return []
     message = f"real decoding of held-out prompts gained {decoded.measured_speedup:.2f}× only"
     return [Notice(code="unconfirmed", message=message, advice="profile more prompts and confirm again")]
+
+
+def _padded(manifest: Manifest) -> list[str]:
+    rows = manifest.target.embedding_rows
+    models = {draft.spec: draft.model for draft in manifest.drafts if draft.method == "draft_model"}
+    return [spec for spec, model in models.items() if model and model.embedding_rows not in (None, rows)]
 
 
 def _headline_temperature(manifest: Manifest, asked: float | None) -> float:

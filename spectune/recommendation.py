@@ -150,6 +150,7 @@ class Recommendation:
     by_batch: list[BatchStep]
     candidates: list[Candidate]
     acceptance_length_by_rule: dict[str, float]
+    padded_drafts: list[str]  # of the target's tokens, with another number of embedding rows, which some engines refuse
     formula: list[FormulaFit]
     accuracy: Accuracy
     confirmation: Confirmation | None

@@ -30,8 +30,9 @@ def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: s
 
     Raises: InsufficientDataError without rates by position; ConfigError for a K that was not measured.
     """
-    rates, last = seen.cumulative_acceptance_rate, next(iter(seen.conditional_acceptance_rate[::-1]), None)
-    if not rates or last is None:
+    rates = seen.cumulative_acceptance_rate
+    conditional = seen.conditional_acceptance_rate
+    if not rates or not conditional:
         raise InsufficientDataError(
             "without acceptance by position K cannot be judged", "give a source that counts by position"
         )
@@ -41,6 +42,7 @@ def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: s
         raise ConfigError(
             f"the server runs K = {k}, the profile goes up to {max(settings)}", f"profile with --max-k {k}"
         )
+    last = conditional[-1] or 0.0
     reach = [*rates, *(rates[-1] * last**more for more in range(1, max(settings) - k + 1))]
     speedups = {0: 1.0}
     for depth, setting in settings.items():

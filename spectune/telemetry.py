@@ -18,6 +18,7 @@ Series = dict[str, dict[Labels, float]]
 _MOST = 1e15  # beyond it no server has counted
 _START = "process_start_time_seconds"
 _SAME_START_S = 1.0
+_ENOUGH_TO_BE_DEAD = 50  # proposals
 _TELLING = re.compile(rf"(?!#).*spec|{_START}\b|sglang:generation_tokens_total\b")
 
 
@@ -25,10 +26,12 @@ _TELLING = re.compile(rf"(?!#).*spec|{_START}\b|sglang:generation_tokens_total\b
 class Counts:
     """What was counted; None where the source does not say.
 
-    `num_drafts` are rounds in which something was proposed. An engine's own ratios stand in for missing counts.
+    `num_drafts` are rounds in which something was proposed, `num_rounds` all of them. An engine's own ratios stand in
+    for missing counts.
     """
 
     num_drafts: float | None = None
+    num_rounds: float | None = None
     num_draft_tokens: float | None = None
     num_accepted_tokens: float | None = None
     accepted_by_position: tuple[float, ...] = ()
@@ -44,8 +47,8 @@ class Telemetry:
     engine: str
     acceptance_length: float | None
     draft_acceptance_rate: float | None
-    cumulative_acceptance_rate: list[float]
-    conditional_acceptance_rate: list[float | None]
+    cumulative_acceptance_rate: list[float] | None
+    conditional_acceptance_rate: list[float | None] | None
     num_drafts: float | None
     num_draft_tokens: float | None
     num_accepted_tokens: float | None
@@ -58,16 +61,17 @@ def telemetry(engine: str, counts: Counts) -> Telemetry:
     drafts, proposed, accepted = counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens
     warnings = [*counts.warnings, *_doubts(counts)]
     nothing = drafts == 0 or proposed == 0
-    by_position = counts.accepted_by_position if drafts else ()
-    reached = [drafts or 0.0, *by_position]
+    kept = counts.accepted_by_position if drafts else ()
     return Telemetry(
         engine=engine,
         acceptance_length=None if nothing else _length(counts),
         draft_acceptance_rate=None if nothing else _rate(counts),
-        cumulative_acceptance_rate=[one / drafts for one in by_position] if drafts else [],
+        cumulative_acceptance_rate=[one / drafts for one in kept] if drafts and kept else None,
         conditional_acceptance_rate=[
-            one / before if before else None for one, before in zip(by_position, reached, strict=False)
-        ],
+            one / before if before else None for one, before in zip(kept, [drafts or 0.0, *kept], strict=False)
+        ]
+        if kept
+        else None,
         num_drafts=drafts,
         num_draft_tokens=proposed,
         num_accepted_tokens=accepted,
@@ -79,6 +83,8 @@ def pooled(parts: Sequence[Counts]) -> Counts:
     """The sum of counts; a ratio of which no counts are known is that of the last part, and said to be."""
     if len(parts) == 1:
         return parts[0]
+
+    parts = _with_drafts(parts)
 
     def total(name: str) -> float | None:
         values = [getattr(part, name) for part in parts]
@@ -92,19 +98,39 @@ def pooled(parts: Sequence[Counts]) -> Counts:
     ]
     summed = Counts(
         num_drafts=total("num_drafts"),
+        num_rounds=total("num_rounds"),
         num_draft_tokens=total("num_draft_tokens"),
         num_accepted_tokens=total("num_accepted_tokens"),
         accepted_by_position=tuple(by_position),
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
     )
     last = parts[-1]
-    if summed.num_drafts is None and last.acceptance_length is not None:
+    if summed.num_drafts is None and summed.num_rounds is None and last.acceptance_length is not None:
         summed = replace(summed, acceptance_length=last.acceptance_length, warnings=(*summed.warnings, _LAST_ONLY))
     if summed.num_draft_tokens is None and last.draft_acceptance_rate is not None:
         summed = replace(summed, draft_acceptance_rate=last.draft_acceptance_rate)
     return summed
 
 
+def _with_drafts(parts: Sequence[Counts]) -> Sequence[Counts]:
+    """Where some parts do not tell their drafts, as long as the others' in the mean."""
+    known = [part for part in parts if part.num_drafts and part.num_draft_tokens is not None]
+    per_draft = math.fsum(p.num_draft_tokens or 0.0 for p in known) / math.fsum(
+        p.num_drafts or 0.0 for p in known or [_ONE]
+    )
+    missing = [part for part in parts if part.num_drafts is None and part.num_draft_tokens is not None]
+    if not known or not missing or not per_draft or len(known) + len(missing) < len(parts):
+        return parts
+    note = f"{len(missing)} of {len(parts)} parts do not tell their drafts: taken to be as long as the others'"
+    return [
+        replace(part, num_drafts=(part.num_draft_tokens or 0.0) / per_draft, warnings=(*part.warnings, note))
+        if part.num_drafts is None
+        else part
+        for part in parts
+    ]
+
+
+_ONE = Counts(num_drafts=1.0)
 _LAST_ONLY = "the source gives averages without counts, which cannot be pooled: the last one is shown"
 
 
@@ -120,13 +146,15 @@ def exposition(text: str) -> Series:
     try:
         families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
     except Exception as error:  # its parser meets hostile text with any error
-        raise ConfigError(f"the metrics cannot be parsed: {error}", "give the text of a /metrics page") from error
+        reason = str(error).split("\n")[0][:120]
+        raise ConfigError(f"the metrics cannot be parsed: {reason}", "give the text of a /metrics page") from error
     for sample in (sample for family in families for sample in family.samples):
         labels, values = tuple(sorted(sample.labels.items())), series.setdefault(sample.name, {})
         if labels in values:
             raise ConfigError(f"the metrics hold {sample.name} twice, with equal labels", "scrape one server at a time")
         if not 0 <= sample.value < _MOST:
-            raise ConfigError(f"the metrics hold {sample.name} = {sample.value:g}, which is no count", "scrape anew")
+            value = str(sample.value)[:20]
+            raise ConfigError(f"the metrics hold {sample.name} = {value}, which is no count", "scrape anew")
         values[labels] = float(sample.value)
     return series
 
@@ -155,8 +183,8 @@ def since(before: Series, after: Series) -> Series:
 
 
 def is_counter(name: str) -> bool:
-    """Whether a metric only grows: counters end in _total, older ones are `…num_…` without it."""
-    return name.endswith("_total") or "_num_" in name
+    """Whether a metric only grows: counters end in _total, but for older ones of vLLM."""
+    return name.endswith("_total") or name.startswith("vllm:spec_decode_num_")
 
 
 def total(series: Series, *names: str) -> float | None:
@@ -170,17 +198,34 @@ def by_position(series: Series, name: str, label: str = "position") -> tuple[flo
     for labels, value in series.get(name, {}).items():
         place = dict(labels).get(label, "")
         if not place.isdecimal() or len(place) > 4:
-            raise ConfigError(f"{name} has {label} = {place!r}", "scrape anew")
+            raise ConfigError(f"{name} has {label} = {place[:20]!r}", "scrape anew")
         sums[int(place)] = sums.get(int(place), 0.0) + value
     if sorted(sums) != list(range(len(sums))):
         raise ConfigError(f"{name} lacks a {label}: it has {', '.join(map(str, sorted(sums)[:9]))}", "scrape anew")
     return tuple(sums[place] for place in range(len(sums)))
 
 
+def mean(series: Series, name: str) -> float | None:
+    """Over all series of a gauge; None where there is none."""
+    values = series.get(name, {}).values()
+    return math.fsum(values) / len(values) if values else None
+
+
 def several(series: Series, name: str, label: str) -> list[str]:
     """A warning where one label has several values, which are pooled."""
     values = sorted({dict(labels)[label] for labels in series.get(name, {}) if label in dict(labels)})
     return [f"pooled over {len(values)} values of {label}: {', '.join(values[:5])}"] if len(values) > 1 else []
+
+
+def number(text: str) -> float:
+    """Of a log line. Raises: ConfigError for what is no count or ratio."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ConfigError(f"{text[:40]!r} is no number", "give the engine's log as it was written") from error
+    if not 0 <= value < _MOST:
+        raise ConfigError(f"{text[:40]} is no count", "give the engine's log as it was written")
+    return value
 
 
 def numbers_of(found: Mapping[str, object], *names: str) -> dict[str, float]:
@@ -199,6 +244,8 @@ def numbers_of(found: Mapping[str, object], *names: str) -> dict[str, float]:
 def _length(counts: Counts) -> float | None:
     if counts.num_drafts and counts.num_accepted_tokens is not None:
         return 1 + counts.num_accepted_tokens / counts.num_drafts
+    if counts.num_rounds and counts.num_accepted_tokens is not None:
+        return 1 + counts.num_accepted_tokens / counts.num_rounds
     return counts.acceptance_length
 
 
@@ -210,11 +257,15 @@ def _rate(counts: Counts) -> float | None:
 
 def _require_possible(counts: Counts) -> None:
     proposed, accepted, drafts = counts.num_draft_tokens, counts.num_accepted_tokens, counts.num_drafts
-    impossible = None
-    if proposed is not None and accepted is not None and accepted > proposed:
+    impossible = next((f"a count of {one:g}" for one in (proposed, accepted, drafts) if one and one < 1), None)
+    if impossible:
+        pass
+    elif proposed is not None and accepted is not None and accepted > proposed:
         impossible = f"{accepted:g} tokens accepted of {proposed:g} proposed"
     elif proposed is not None and drafts is not None and drafts > proposed:
         impossible = f"{drafts:g} drafts with {proposed:g} tokens"
+    elif drafts is not None and max(counts.accepted_by_position, default=0.0) > 1.01 * drafts + 1:
+        impossible = f"{max(counts.accepted_by_position):g} accepted at a position in {drafts:g} drafts"
     elif counts.draft_acceptance_rate is not None and counts.draft_acceptance_rate > 1:
         impossible = f"an acceptance rate of {counts.draft_acceptance_rate:g}"
     elif counts.acceptance_length is not None and 0 < counts.acceptance_length < 1:
@@ -229,7 +280,7 @@ def _doubts(counts: Counts) -> list[str]:
     found = []
     if drafts == 0 or proposed == 0:
         return ["nothing was drafted: no data"]
-    if proposed and accepted == 0:
+    if proposed and proposed >= _ENOUGH_TO_BE_DEAD and accepted == 0:
         found.append(
             f"dead draft: 0 accepted of {proposed:g} proposed; likely another tokenizer, chat template or weights than "
             "the target's, a draft left at random weights, or heads of another model: no K helps"

@@ -253,7 +253,8 @@ def test_a_further_run_of_something_else_is_refused(baseline, saved, folder, cap
     elsewhere = replace(baseline, manifest=baseline.manifest.model_copy(update={"environment": other}))
     with pytest.raises(ProfileError, match="not one of the same: hardware"):
         check(baseline, baseline, also_baseline=[elsewhere])
-    assert run(["check", str(saved["base"]), str(saved["base"]), "--also-candidate", str(saved["base"])]) == 0
+    assert run(["check", str(saved["base"]), str(saved["base"]), "--also-candidate", str(saved["base"])]) == 2
+    assert "the same costs are given twice" in capsys.readouterr().err
     assert run(["check", str(saved["base"]), str(saved["base"]), "--also-candidate", str(folder / "absent")]) == 2
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from spectune.cli.app import run
 from spectune.drafting_spec import draft_spec
 from spectune.engines import EngineConfig, Speculation
-from spectune.engines.catalogue import ENGINES, engine_config, engine_named
+from spectune.engines.catalogue import ENGINES, engine_config, engine_named, recommended_config
 from spectune.errors import ConfigError
 from spectune.model_facts import model_facts
 from spectune.plan import recommend
@@ -84,7 +85,7 @@ def test_the_batch_schedule_is_what_was_measured_and_nothing_in_between() -> Non
     assert trt["max_draft_len"] == 4
     sglang = engine_config(asked("eagle3:head", schedule=SCHEDULE), "sglang")
     tiers = json.loads(sglang.files["adaptive.json"])
-    assert tiers == {"1": {"candidate_steps": [4]}, "8": {"candidate_steps": [2]}, "32": {"candidate_steps": [0]}}
+    assert tiers == {str(b): {"candidate_steps": [k]} for b, k in ((1, 4), (2, 2), (8, 2), (9, 0), (32, 0))}
     assert "--speculative-adaptive-config adaptive.json" in sglang.text
     for engine in ("sglang", "llama.cpp"):
         assert any("no schedule by batch" in note for note in engine_config(given, engine).notes)
@@ -133,7 +134,7 @@ def test_the_rule_and_its_length_stand_beside_each_config() -> None:
 
 @pytest.mark.parametrize("engine", list(ENGINES))
 def test_a_draft_that_an_engine_has_not_is_said_and_plain_decoding_given(engine) -> None:
-    config = engine_config(asked("suffix" if engine != "vllm" else "layers:8"), engine)
+    config = engine_config(asked("layers:8" if engine != "transformers" else "suffix"), engine)
     assert any("this is plain decoding" in note for note in config.notes)
     assert (config.acceptance_rule, config.acceptance_length) == ("none", 1.0)
     assert "spec" not in config.text
@@ -159,7 +160,7 @@ def test_export_prints_what_to_paste_and_writes_its_files(tmp_path, capsys) -> N
     make_profile(tmp_path / "p", {0.0: 0.85})
     assert run(["export", str(tmp_path / "p"), "--engine", "vllm@0.32", "-o", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
-    assert "vllm serve target" in said.out
+    assert "vllm serve toy --dtype float32" in said.out
     assert said.err == ""
     written = (tmp_path / "out" / "vllm.yaml").read_text()
     assert written in said.out
@@ -183,6 +184,30 @@ def test_recommend_puts_engines_into_the_skill(tmp_path, capsys) -> None:
     assert "### vLLM" not in text
     assert run(["recommend", str(tmp_path / "p"), "--engine", "tgi", "-o", str(skill)]) == 2
     assert skill.read_text() == text
+
+
+def test_the_best_draft_that_an_engine_has_stands_in(tmp_path) -> None:
+    """Layer skip wins here, n-gram gains too: vLLM gets n-gram, and says what it stands in for."""
+    decided = recommend(make_profile(tmp_path / "p", {0.0: 0.85}, ngram_acceptance=0.8))
+    skip = replace(decided.best_candidate, draft="layers:8")
+    candidates = [replace(one, draft="layers:8") if one.draft == "small" else one for one in decided.candidates]
+    decided = replace(decided, best_candidate=skip, candidates=candidates)
+    config = recommended_config(decided, "vllm")
+    assert vllm_settings(config)["method"] == "ngram"
+    assert "has no layers:8, the best here; ngram:min=1,max=4 is the best that it has" in config.notes[0]
+    assert "assistant_early_exit=8" in recommended_config(decided, "transformers").text
+    alone = replace(decided, candidates=[one for one in candidates if one.draft == "layers:8"])
+    assert any("this is plain decoding" in note for note in recommended_config(alone, "vllm").notes)
+
+
+def test_padded_embeddings_get_what_each_engine_needs() -> None:
+    given = asked("small", padded=True, lengths={"greedy_draft": 2.0, "rejection": 2.5})
+    settings = vllm_settings(engine_config(given, "vllm"))
+    assert settings["use_heterogeneous_vocab"] is True
+    assert "draft_sample_method" not in settings
+    text = engine_config(given, "transformers").text
+    assert "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer" in text
+    compile(text, "config", "exec")
 
 
 def test_each_measured_batch_has_its_own_k(tmp_path) -> None:
@@ -257,7 +282,7 @@ def test_llama_cpp_compares_texts_from_id_five_on(tmp_path, capsys) -> None:
     target, draft = model(tmp_path / "t"), model(tmp_path / "d", changed={4: "other"})
     code, found = doctor(capsys, target, draft, "llama.cpp", "-k", "4")
     assert code == 0
-    assert "from id 5 on" in one(found, "vocabulary", "warning")
+    assert "compares ids 5 to" in one(found, "vocabulary", "warning")
     assert doctor(capsys, target, model(tmp_path / "e", changed={5: "other"}), "llama.cpp", "-k", "4")[0] == 2
     begins = model(tmp_path / "b")
     (tmp_path / "b" / "tokenizer_config.json").write_text('{"add_bos_token": true}')
@@ -412,7 +437,10 @@ def test_what_transformers_refuses(tmp_path, capsys) -> None:
         "schedule",
         "warning",
     )
-    one(doctor(capsys, target, "mtp", "transformers")[1], "method")
+    one(doctor(capsys, target, "suffix", "transformers")[1], "method")
+    one(doctor(capsys, target, "mtp", "transformers")[1], "mtp")
+    assert doctor(capsys, target, draft, "transformers", "--set", "num_return_sequences=2")[0] == 2
+    assert doctor(capsys, target, draft, "transformers", "--set", "use_cache=false")[0] == 2
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))

@@ -1,6 +1,7 @@
 """`spectune`: the commands, and how errors reach the user."""
 
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from spectune.cli.telemetry import telemetry
 from spectune.cli.what_if import what_if
 from spectune.errors import SpectuneError
 
+_CREDENTIALS = re.compile(r"(?<=//)[^\s/]*@|[^\s/@:]+:[^\s@]+@")  # of a URL, also where its scheme was forgotten
 _INTERRUPTED = 130  # what typer, too, makes of Ctrl-C
 
 app = typer.Typer(
@@ -80,5 +82,6 @@ def _interrupted() -> int:
 
 
 def _fail(problem: str, remedy: str, exit_code: int) -> int:
+    problem = _CREDENTIALS.sub("…@", problem)
     print(f"error: {problem.rstrip('.')}\ntry:   {remedy}", file=sys.stderr)
     return exit_code

@@ -75,7 +75,7 @@ def _setting(text: str) -> tuple[str, object]:
         raise ConfigError(f"--set {text} is not understood", "write --set tensor_parallel_size=4")
     try:
         return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--set {name} has a value that is no YAML", "write it as in the engine's config") from error
 
 

@@ -29,17 +29,18 @@ def export(
     from dataclasses import asdict, replace
 
     from spectune.engines import speculation
-    from spectune.engines.catalogue import engine_config
+    from spectune.engines.catalogue import engine_config, recommended_config
     from spectune.plan import recommend
     from spectune.profile import load_profile
 
     decided = recommend(load_profile(directory), temperature)
-    asked = speculation(decided)
-    config = engine_config(asked if decided.verdict == "speculate" else replace(asked, draft=None), engine)
+    if decided.verdict == "speculate":
+        config = recommended_config(decided, engine)
+    else:
+        config = engine_config(replace(speculation(decided), draft=None), engine)
     for text in config.warnings:
         print(f"warning: {text}", file=sys.stderr)
     if output:
-        output.mkdir(parents=True, exist_ok=True)
         for name, text in config.files.items():
             write_whole(output / name, text)
     if as_json:

@@ -48,15 +48,16 @@ def recommend(
     Exits with 4 where the data do not decide; with --verify, with 1 where the file advises something
     else (or, written from this very profile, has another line).
     """
-    from spectune.engines import speculation
-    from spectune.engines.catalogue import engine_config
+    from spectune.engines.catalogue import recommended_config
     from spectune.plan import recommend as decide
     from spectune.profile import load_profile
     from spectune.report.figures import figures
     from spectune.report.skill import skill_markdown
 
     decided = decide(load_profile(directory), temperature)
-    configs = [engine_config(speculation(decided), one) for one in engine or _ENGINES]
+    if verify and not engine:
+        engine = _engines_of(verify)
+    configs = [recommended_config(decided, one) for one in engine or _ENGINES]
     output = verify or output
     drawn = {name: (f"{output.stem}-{name}.svg", svg) for name, svg in figures(decided).items()}
     skill = skill_markdown(decided, configs, {name: file for name, (file, _) in drawn.items()})
@@ -80,15 +81,26 @@ def recommendation_object(decided: "Recommendation", configs: list["EngineConfig
     return {**asdict(decided), "warnings": warnings, "configs": [asdict(config) for config in configs]}
 
 
+def _engines_of(path: Path) -> list[str]:
+    from spectune.engines.catalogue import ENGINES
+    from spectune.report.verification import engines_of
+
+    named = engines_of(_read_skill(path))
+    return [name for name, module in ENGINES.items() if module.NAME in named]
+
+
+def _read_skill(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", "give a skill that spectune recommend wrote") from error
+
+
 def _verified(path: Path, skill: str) -> int:
     """Whether the file still follows, and what differs, on stdout."""
     from spectune.report.verification import verification
 
-    try:
-        written = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", "give a skill that spectune recommend wrote") from error
-    seen = verification(written, skill)
+    seen = verification(_read_skill(path), skill)
     print(f"{path} {'follows' if seen.follows else 'does not follow'} from the profile")
     print("\n".join([*seen.differences, *seen.figures]), end="\n" if seen.differences or seen.figures else "")
     return 0 if seen.follows else 1

@@ -7,7 +7,7 @@ from typing import Literal
 
 from spectune.drafting_spec import DraftSpec, draft_spec
 from spectune.model_facts import ModelFacts
-from spectune.recommendation import BatchStep, Recommendation
+from spectune.recommendation import BatchStep, Candidate, Recommendation
 
 SPEEDUP_NOT_MEASURED = "speed-up not measured here"
 
@@ -23,7 +23,7 @@ class EngineConfig:
     text: str
     files: dict[str, str]
     acceptance_rule: str
-    acceptance_length: float  # under that rule, bonus included
+    acceptance_length: float | None  # under that rule, bonus included; None where it is not known
     notes: list[str]
     warnings: list[str]
 
@@ -41,6 +41,12 @@ class Speculation:
     dtype: str
     schedule: Sequence[BatchStep]
     lengths: Mapping[str, float]  # acceptance length by rule
+    padded: bool = False  # the draft's embedding has another number of rows than the target's
+    instead_of: str | None = None  # the draft that was best, where the engine has no such method
+
+    def length(self, rule: str) -> float | None:
+        """Under an acceptance rule; None where it is not known."""
+        return 1.0 if rule == "none" else self.lengths.get(rule)
 
     @property
     def batches(self) -> list[tuple[int, int, int]]:
@@ -56,10 +62,19 @@ class Speculation:
         return any(one.num_speculative_tokens != other.num_speculative_tokens for one, other in pairwise(self.schedule))
 
 
-def speculation(recommendation: Recommendation) -> Speculation:
-    """The recommendation's best candidate."""
+def speculation(recommendation: Recommendation, methods: Sequence[str] | None = None) -> Speculation:
+    """The recommendation's best candidate; where it is not of these methods, the best that is, if any speculates."""
     best, applies = recommendation.best_candidate, recommendation.applies_to
-    speculate = recommendation.verdict == "speculate"
+    speculate, lengths = recommendation.verdict == "speculate", recommendation.acceptance_length_by_rule
+    schedule, instead_of = recommendation.by_batch if speculate else [], None
+    if methods is not None and draft_spec(best.draft).method not in methods:
+        able = [one for one in recommendation.candidates if _may_stand_in(one, recommendation, methods)]
+        if able:
+            instead_of, best = best.draft, max(able, key=lambda one: one.speedup.estimate)
+            rules = (
+                ("rejection", "greedy_draft") if best.temperature == 0.0 or "ngram" in best.draft else ("rejection",)
+            )
+            lengths, schedule = dict.fromkeys(rules, best.acceptance_length.estimate), []
     return Speculation(
         target=applies.target,
         draft=draft_spec(best.draft),
@@ -68,9 +83,16 @@ def speculation(recommendation: Recommendation) -> Speculation:
         top_p=applies.top_p,
         top_k=applies.top_k,
         dtype=applies.dtype,
-        schedule=recommendation.by_batch if speculate else [],
-        lengths=recommendation.acceptance_length_by_rule,
+        schedule=schedule,
+        lengths=lengths,
+        padded=best.draft in recommendation.padded_drafts,
+        instead_of=instead_of,
     )
+
+
+def _may_stand_in(one: Candidate, recommendation: Recommendation, methods: Sequence[str]) -> bool:
+    same = one.temperature == recommendation.temperature and draft_spec(one.draft).method in methods
+    return same and (one.verdict == "speculate" or recommendation.verdict != "speculate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,29 +137,45 @@ OTHER_VOCABULARY = (
 )
 
 
-def first_difference(plan: Plan, from_id: int = 0) -> str | None:
-    """The first token id that the two tokenizers read as another text, from an id on; None where all agree."""
+def first_difference(plan: Plan, from_id: int = 0, below_id: int | None = None) -> str | None:
+    """The first token id in a range that the two tokenizers read as another text; None where all agree."""
     ours, theirs = plan.target.texts, plan.model.texts if plan.model else {}
     if not ours or not theirs:
         return None
     for token_id in sorted(ours.keys() | theirs.keys()):
         mine, other = ours.get(token_id), theirs.get(token_id)
-        if mine != other and token_id >= from_id:
+        if mine != other and token_id >= from_id and (below_id is None or token_id < below_id):
             mine, other = ("missing" if text is None else f'"{text}"' for text in (mine, other))
             sizes = "" if len(ours) == len(theirs) else f" ({len(ours)} tokens and {len(theirs)})"
             return f"the tokenizers differ{sizes}: id {token_id} is {mine} in the target, {other} in the draft"
     return None
 
 
-def positions_findings(plan: Plan) -> list[Finding]:
-    """A draft that ends before the target does."""
-    mine, other = plan.target.max_positions, plan.model.max_positions if plan.model else None
-    served = plan.settings.get("max_model_len")
-    needed = served if is_count(served) else mine
-    if other is None or needed is None or other >= needed:  # type: ignore[operator]
+def pair_findings(plan: Plan) -> list[Finding]:
+    """What any engine meets: tokens that could not be compared, a draft that ends before the target does."""
+    if plan.model is None:
         return []
-    message = f"the draft has {other} positions, the target is served with {needed}: longer texts have no draft"
-    return [warning("positions", message, f"serve with at most {other} tokens, or take a draft with more positions")]
+    found = []
+    unread = [one.name for one in (plan.target, plan.model) if not one.texts]
+    if unread and plan.draft.method == "draft_model":
+        message = f"no tokenizer.json in {' and '.join(unread)}: the tokens were not compared"
+        found.append(warning("tokenizer", message, "save the tokenizers in the fast format, and ask again"))
+    served = next((plan.settings[name] for name in _CONTEXT if is_count(plan.settings.get(name))), None)
+    needed, own = served or plan.target.max_positions, plan.model.max_positions
+    if own is not None and needed is not None and own < needed:  # type: ignore[operator]
+        message = f"the draft has {own} positions, the target is served with {needed}: longer texts have no draft"
+        found.append(warning("positions", message, f"serve with at most {own} tokens, or a draft with more positions"))
+    return found
+
+
+_CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  # as the engines call it
+
+
+def mtp_findings(plan: Plan) -> list[Finding]:
+    """A target that has nothing to predict with."""
+    if plan.draft.method != "mtp" or plan.target.mtp_layers:
+        return []
+    return [error("mtp", f"{plan.target.name} has no heads of its own to predict with", "use another draft")]
 
 
 def is_count(value: object) -> bool:

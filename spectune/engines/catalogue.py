@@ -13,12 +13,14 @@ from spectune.engines import (
     Speculation,
     llama_cpp,
     sglang,
+    speculation,
     tensorrt_llm,
     transformers,
     vllm,
     warning,
 )
 from spectune.errors import ConfigError
+from spectune.recommendation import Recommendation
 from spectune.telemetry import Counts, Series, Telemetry, exposition, pooled, since, telemetry
 
 ENGINES: dict[str, ModuleType] = {
@@ -29,7 +31,11 @@ ENGINES: dict[str, ModuleType] = {
     "transformers": transformers,
 }
 _ALSO = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "llamacpp": "llama.cpp", "hf": "transformers"}
-_DEPTH = 12
+_DEPTH = 12  # of JSON
+_JSON = re.compile(r"\{|data:|\[\s*[\[{\]]")  # a log line may begin with a bracket, around its time
+_SAMPLE = re.compile(
+    r"^# (?:HELP|TYPE) |^[a-zA-Z_:][\w:]*(?:\{.*\})? [-+]?(?:[0-9][0-9.eE+-]*|NaN|Inf)(?: -?[0-9]+)?$", re.MULTILINE
+)
 
 
 def engine_named(asked: str) -> tuple[ModuleType, str]:
@@ -49,10 +55,18 @@ def engine_config(asked: Speculation, engine: str) -> EngineConfig:
     """What to paste there; a version that it was not checked against is a warning. Raises: ConfigError."""
     module, version = engine_named(engine)
     config: EngineConfig = module.config(asked, version)
+    if asked.instead_of and asked.draft:
+        note = f"{module.NAME} has no {asked.instead_of}, the best here; {asked.draft.text} is the best that it has"
+        config = replace(config, notes=[note, *config.notes])
     if _same_release(version, module.CHECKED_AGAINST):
         return config
     unchecked = f"not checked against {module.NAME} {version}, only against {module.CHECKED_AGAINST}"
     return replace(config, warnings=[unchecked, *config.warnings])
+
+
+def recommended_config(recommendation: Recommendation, engine: str) -> EngineConfig:
+    """For the best candidate that the engine can run. Raises: ConfigError."""
+    return engine_config(speculation(recommendation, engine_named(engine)[0].METHODS), engine)
 
 
 def engine_findings(plan: Plan, engine: str) -> list[Finding]:
@@ -66,9 +80,10 @@ def engine_findings(plan: Plan, engine: str) -> list[Finding]:
 
 
 def _same_release(one: str, other: str) -> bool:
-    """Equal in the numbers that both give."""
-    pairs = zip(re.findall(r"\d+", one), re.findall(r"\d+", other), strict=False)
-    return all(mine == theirs for mine, theirs in pairs)
+    """Equal in the numbers that both give, and at least in the first two."""
+    mine, theirs = re.findall(r"\d+", one), re.findall(r"\d+", other)
+    given = min(len(mine), len(theirs))
+    return given >= min(2, len(theirs)) and mine[:given] == theirs[:given]
 
 
 # ------------------------------------------------------------------------------------------------ telemetry
@@ -103,9 +118,9 @@ def _read(text: str) -> _Read:
         raise ConfigError("there is nothing to read", remedy)
     if stripped.startswith("<"):
         raise ConfigError("this is HTML, no metrics", remedy)
-    if stripped[0] in "{[" or stripped.startswith("data:"):
+    if _JSON.match(stripped):
         return _of_parts(_objects(stripped), "counts_of_object", "the JSON", remedy)
-    if re.search(r"^# (HELP|TYPE) |^[a-zA-Z_:][\w:]*(\{.*\})? [-+]?([0-9.]|NaN|Inf)", stripped, re.MULTILINE):
+    if _SAMPLE.search(stripped):
         return _of_series(exposition(stripped))
     return _of_parts(iter(stripped.splitlines()), "counts_of_line", "the text", remedy)
 

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping
 
 from spectune.engines import (
+    OTHER_VOCABULARY,
     SPEEDUP_NOT_MEASURED,
     EngineConfig,
     Finding,
@@ -17,17 +18,22 @@ from spectune.engines import (
     error,
     first_difference,
     info,
-    positions_findings,
+    mtp_findings,
+    pair_findings,
     warning,
 )
-from spectune.telemetry import Counts, Series, by_position, numbers_of, total
+from spectune.telemetry import Counts, Series, by_position, number, numbers_of, total
 
 NAME, CHECKED_AGAINST = "llama.cpp", "b11549"
 _TYPES = {"draft_model": "draft-simple", "ngram": "ngram-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
+METHODS = tuple(_TYPES)
 _SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_ID = 5
 _REMOVED = {
     "draft": "--spec-draft-n-max",
+    "spec_replace": "a draft of the same vocabulary instead of",
+    "ctx_size_draft": "--ctx-size, which holds for both, instead of",
+    "cd": "--ctx-size, which holds for both, instead of",
     "draft_n": "--spec-draft-n-max",
     "draft_max": "--spec-draft-n-max",
     "draft_min": "--spec-draft-n-min",
@@ -72,7 +78,7 @@ def config(asked: Speculation, version: str) -> EngineConfig:
         text=" \\\n  ".join(["llama-server", *options]),
         files={},
         acceptance_rule=rule,
-        acceptance_length=asked.lengths.get(rule, 1.0),
+        acceptance_length=asked.length(rule),
         notes=notes,
         warnings=[],
     )
@@ -92,18 +98,17 @@ def findings(plan: Plan) -> list[Finding]:
         if name in plan.settings:
             message = f"--{name.replace('_', '-')} was removed: the server does not start with it"
             found.append(error("gone", message, f"write {now} {plan.settings[name]}"))
-    if method == "mtp" and not plan.target.mtp_layers:
-        found.append(error("mtp", f"{plan.target.name} has no heads of its own to predict with", "use another draft"))
+    found += mtp_findings(plan)
     if method == "draft_model" and plan.model:
         found += _vocabulary_findings(plan)
-    return [*found, *positions_findings(plan)]
+    return [*found, *pair_findings(plan)]
 
 
 def _vocabulary_findings(plan: Plan) -> list[Finding]:
     """Equal kinds, begin and end tokens and texts from id 5 on; sizes may differ by 128."""
     target, draft = plan.target, plan.model
     assert draft is not None, "a draft model has facts"
-    remedy = "take a draft of the target's family"
+    remedy = OTHER_VOCABULARY
     found = []
     if target.tokenizer_kind and draft.tokenizer_kind and target.tokenizer_kind != draft.tokenizer_kind:
         message = f"llama.cpp refuses vocabularies of kinds {target.tokenizer_kind} and {draft.tokenizer_kind}"
@@ -116,13 +121,14 @@ def _vocabulary_findings(plan: Plan) -> list[Finding]:
     if sizes[0] is not None and sizes[1] is not None and abs(sizes[0] - sizes[1]) > _SIZE_DIFFERENCE:
         message = f"llama.cpp refuses vocabularies of {sizes[0]} and {sizes[1]}: over {_SIZE_DIFFERENCE} apart"
         found.append(error("vocabulary", message, remedy))
-    if differing := first_difference(plan, _FIRST_COMPARED_ID):
+    shared = min(len(target.texts), len(draft.texts))
+    if differing := first_difference(plan, _FIRST_COMPARED_ID, shared):
         found.append(error("vocabulary", differing, remedy))
     elif not found and None not in sizes and sizes[0] != sizes[1]:
         message = f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding only"
         found.append(info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference"))
     elif not found and first_difference(plan):
-        message = f"{first_difference(plan)}; llama.cpp compares from id {_FIRST_COMPARED_ID} on"
+        message = f"{first_difference(plan)}; llama.cpp compares ids {_FIRST_COMPARED_ID} to {shared - 1} only"
         found.append(warning("vocabulary", message, "check that such tokens do not occur in your texts"))
     return found
 
@@ -157,14 +163,11 @@ def counts_of_object(found: Mapping[str, object]) -> Counts | None:
     if "predicted_n" not in found:
         return None
     known = numbers_of(found, "predicted_n", "draft_n", "draft_n_accepted")
-    if "draft_n" not in known:
-        return Counts(num_draft_tokens=0.0, num_accepted_tokens=0.0)
     accepted = known.get("draft_n_accepted", 0.0)
-    rounds = max(known.get("predicted_n", 0.0) - 1 - accepted, 0.0)
     return Counts(
-        num_draft_tokens=known["draft_n"],
+        num_rounds=max(known.get("predicted_n", 0.0) - 1 - accepted, 0.0),
+        num_draft_tokens=known.get("draft_n", 0.0),
         num_accepted_tokens=accepted,
-        acceptance_length=1 + accepted / rounds if rounds else None,
         warnings=("rounds follow from the tokens emitted; those without a proposal are among them",),
     )
 
@@ -174,14 +177,15 @@ def counts_of_line(line: str) -> Counts | None:
     found = _LINE.search(line)
     if found is None:
         return None
-    accepted, proposed = float(found[2]), float(found[3])
-    mean = float(found[4]) if found[4] else None
-    drafts = round(accepted / (mean - 1)) if mean is not None and mean > 1 else None
-    rates = [float(one) for one in re.findall(r"[0-9.]+", found[5] or "")] if drafts else []
+    accepted, proposed = number(found[2]), number(found[3])
+    mean = number(found[4]) if found[4] else None
+    drafts = min(round(accepted / (mean - 1)), proposed) if mean is not None and mean > 1 else None
+    rates = [number(one) for one in re.findall(r"[0-9.]+", found[5] or "")] if drafts else []
     return Counts(
         num_drafts=None if drafts is None else float(drafts),
         num_draft_tokens=proposed,
         num_accepted_tokens=accepted,
+        acceptance_length=mean,
         accepted_by_position=tuple(rate * drafts for rate in rates) if drafts else (),
         warnings=("drafts follow from a rounded mean in the log",) if drafts else (),
     )

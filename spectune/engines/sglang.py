@@ -8,7 +8,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from spectune.engines import (
     OTHER_VOCABULARY,
@@ -20,14 +20,17 @@ from spectune.engines import (
     error,
     first_difference,
     is_count,
-    positions_findings,
+    mtp_findings,
+    pair_findings,
     warning,
 )
-from spectune.telemetry import Counts, Series, numbers_of, total
+from spectune.errors import ConfigError
+from spectune.telemetry import Counts, Series, mean, number, numbers_of, total
 
 NAME, CHECKED_AGAINST = "SGLang", "0.5"
 _ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
 _NO_DP_ATTENTION = ("STANDALONE", "NGRAM", "DFLASH")
+METHODS = tuple(_ALGORITHMS)
 _CHAINS = ("draft_model", "eagle", "eagle3", "mtp")
 
 
@@ -62,7 +65,9 @@ def config(asked: Speculation, version: str) -> EngineConfig:
             f"--speculative-num-draft-tokens {k + 1}",
         ]
         if asked.varies and draft.method in ("eagle", "eagle3"):
-            tiers = {str(step.batch): {"candidate_steps": [step.num_speculative_tokens]} for step in asked.schedule}
+            # the nearest key is taken: both ends of every range
+            ends = {batch: k for first, last, k in asked.batches for batch in (first, last)}
+            tiers = {str(batch): {"candidate_steps": [k]} for batch, k in ends.items()}
             files["adaptive.json"] = json.dumps(tiers, indent=2) + "\n"
             options += ["--speculative-adaptive", "--speculative-adaptive-config adaptive.json"]
         elif asked.varies:
@@ -75,7 +80,7 @@ def config(asked: Speculation, version: str) -> EngineConfig:
         text=" \\\n  ".join(["python -m sglang.launch_server", *options]),
         files=files,
         acceptance_rule=rule,
-        acceptance_length=asked.lengths.get(rule, 1.0),
+        acceptance_length=asked.length(rule),
         notes=notes,
         warnings=[],
     )
@@ -91,7 +96,7 @@ def findings(plan: Plan) -> list[Finding]:
     found = []
     if not algorithm:
         found.append(error("method", f"SGLang has no {method} drafting", "use a draft model, n-gram, EAGLE or MTP"))
-    found += _shape_findings(plan)
+    found += [*_shape_findings(plan), *mtp_findings(plan)]
     for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
         value = settings.get(name)
         if isinstance(value, int | float) and value < 1:
@@ -105,7 +110,7 @@ def findings(plan: Plan) -> list[Finding]:
         found.append(warning("max-running-requests", message, "give it, the same for plain decoding"))
     if method == "draft_model" and (differing := first_difference(plan)):
         found.append(error("vocabulary", differing, OTHER_VOCABULARY))
-    return [*found, *positions_findings(plan)]
+    return [*found, *pair_findings(plan)]
 
 
 def _shape_findings(plan: Plan) -> list[Finding]:
@@ -134,25 +139,40 @@ def counts_of_series(series: Series) -> Counts | None:
     steps, tokens = total(series, "sglang:spec_verify_calls_total"), total(series, "sglang:generation_tokens_total")
     if steps is not None and tokens is not None:
         return Counts(num_drafts=steps, num_accepted_tokens=max(tokens - steps, 0.0), warnings=(_WHOLE_REQUESTS,))
-    length, rate = (total(series, f"sglang:spec_accept_{name}") for name in ("length", "rate"))
-    slots = total(series, "sglang:spec_num_draft_tokens")
+    names = ("sglang:spec_accept_length", "sglang:spec_accept_rate", "sglang:spec_num_draft_tokens")
+    length, rate, slots = (mean(series, name) for name in names)
     if length is None and rate is None:
         return None
-    return _averages(length, rate, slots)
+    workers = len(series.get(names[0], {}))
+    return _averages(length, rate, slots, [f"the mean over {workers} workers"] if workers > 1 else [])
 
 
-_WHOLE_REQUESTS = "accepted tokens follow from generated ones, which are counted when requests end"
+_WHOLE_REQUESTS = "accepted tokens follow from generated ones, counted when requests end, those at K = 0 included"
+_HALF_A_DIGIT = 0.005
 
 
-def _averages(length: float | None, rate: float | None, slots: float | None = None) -> Counts:
-    """Rates before April 2026 were (accepted + 1)/(proposed + 1)."""
-    warnings = ["averages over the last log interval: no counts, no interval of time"]
+def _averages(length: float | None, rate: float | None, slots: float | None = None, more: Sequence[str] = ()) -> Counts:
+    """Rates before April 2026 were (accepted + 1)/(proposed + 1): told by which of both makes K a whole number."""
+    warnings = [*more, "averages over the last log interval: no counts, no interval of time"]
     if length is not None and length < 1:
         return Counts(num_drafts=0.0)
-    if length and rate and slots and slots > 1 and abs(rate - length / slots) < abs(rate - (length - 1) / (slots - 1)):
-        rate = (rate * slots - 1) / (slots - 1)
-        warnings.append("this version's rate was (accepted + 1)/(proposed + 1); it is accepted/proposed here")
+    if length and rate:
+        old, new = _near_whole(length, rate, slots), _near_whole(length - 1, rate, slots and slots - 1)
+        if old == new:
+            rate, note = None, "whether this version's rate counts the bonus is not told: left out"
+            warnings.append(note)
+        elif old:
+            rate = (length - 1) / (round(length / rate) - 1)
+            warnings.append("this version's rate was (accepted + 1)/(proposed + 1); it is accepted/proposed here")
     return Counts(acceptance_length=length, draft_acceptance_rate=rate, warnings=tuple(warnings))
+
+
+def _near_whole(tokens: float, rate: float, wanted: float | None) -> bool:
+    """Whether tokens/rate is what is wanted, else any whole number, as far as two decimals of each tell."""
+    found = tokens / rate
+    off = found * _HALF_A_DIGIT / rate + _HALF_A_DIGIT / rate
+    whole = round(found) if wanted is None else wanted
+    return whole >= 1 and abs(found - whole) <= off
 
 
 def counts_of_object(found: Mapping[str, object]) -> Counts | None:
@@ -181,5 +201,11 @@ def counts_of_line(line: str) -> Counts | None:
     """From `Decode batch` of the log; fields come in the order of the version."""
     if "Decode batch" not in line or "accept len:" not in line:
         return None
-    length, rate = (re.search(rf"accept {name}: ([0-9]+(?:\.[0-9]+)?)(?![0-9])", line) for name in ("len", "rate"))
-    return _averages(float(length[1]) if length else None, float(rate[1]) if rate else None)
+    length, rate = (
+        re.search(rf"accept {name}: ([0-9]+(?:\.[0-9]+)?)(?![0-9]|,[0-9])", line) for name in ("len", "rate")
+    )
+    if length is None:
+        raise ConfigError(
+            f"the log line cannot be read: {line.strip()[:120]}", "give the engine's log as it was written"
+        )
+    return _averages(number(length[1]), number(rate[1]) if rate else None)

@@ -19,13 +19,15 @@ from spectune.engines import (
     error,
     first_difference,
     is_count,
-    positions_findings,
+    mtp_findings,
+    pair_findings,
     warning,
 )
 from spectune.telemetry import Counts, Series, by_position, numbers_of, total
 
 NAME, CHECKED_AGAINST = "TensorRT-LLM", "1.3"
-_TYPES = {"draft_model": "Draft_Target", "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP"}
+_TYPES = {"draft_model": "Draft_Target", "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP", "suffix": "SA"}
+METHODS = tuple(_TYPES)
 _NOT_ON_PYTORCH = ("Medusa", "Lookahead")
 
 
@@ -52,6 +54,7 @@ def config(asked: Speculation, version: str) -> EngineConfig:
                 notes.append("its n-gram lookup has no lower bound, so it proposes more often than was measured")
         if asked.lengths.get("rejection", 1.0) > 1.01 * asked.lengths.get("greedy_draft", 1.0) and draft.model:
             settings["use_rejection_sampling"], rule = True, "rejection"
+            notes.append("rejection sampling needs FlashInfer there; without it drop use_rejection_sampling")
         if asked.varies:
             _add_schedule(asked, settings, notes)
     text = yaml.safe_dump({"speculative_config": settings} if settings else {}, sort_keys=False) if settings else ""
@@ -63,7 +66,7 @@ def config(asked: Speculation, version: str) -> EngineConfig:
         text=f"trtllm-serve {shlex.quote(asked.target)}{' --config trtllm.yaml' if settings else ''}",
         files={"trtllm.yaml": text} if settings else {},
         acceptance_rule=rule,
-        acceptance_length=asked.lengths.get(rule, 1.0),
+        acceptance_length=asked.length(rule),
         notes=notes,
         warnings=[],
     )
@@ -77,7 +80,10 @@ def _add_schedule(asked: Speculation, settings: dict[str, Any], notes: list[str]
         return
     settings["max_draft_len"] = ranges[0][2]
     settings["draft_len_schedule"] = {last: k for _, last, k in ranges}
-    notes.append("keys of the schedule are the largest batches; older versions read them as the smallest")
+    notes.append(
+        "keys of the schedule are the largest batches, beyond the last it decodes plainly; older versions read them as "
+        "the smallest"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ preflight
@@ -100,13 +106,13 @@ def findings(plan: Plan) -> list[Finding]:
     if length is None and method != "mtp":
         found.append(error("num-speculative-tokens", "max_draft_len is missing", "give --num-speculative-tokens"))
     found += _schedule_findings(settings, length)
-    found += _tree_findings(settings, length)
+    found += [*_tree_findings(settings, length), *mtp_findings(plan)]
     if settings.get("use_relaxed_acceptance_for_thinking"):
         message = "relaxed acceptance keeps tokens that the target would not: the output is not the target's"
         found.append(error("lossy", message, "leave use_relaxed_acceptance_for_thinking out"))
     if method == "draft_model" and (differing := first_difference(plan)):
         found.append(error("vocabulary", differing, OTHER_VOCABULARY))
-    return [*found, *positions_findings(plan)]
+    return [*found, *pair_findings(plan)]
 
 
 def _schedule_findings(settings: Mapping[str, object], length: object) -> list[Finding]:
@@ -115,13 +121,15 @@ def _schedule_findings(settings: Mapping[str, object], length: object) -> list[F
         return []
     if not isinstance(schedule, dict) or not schedule or not all(map(is_count, (*schedule, *schedule.values()))):
         return [error("schedule", "draft_len_schedule is no map of batch to length", "write {4: 4, 8: 2}")]
+    if not is_count(length):
+        return [error("schedule", f"max_draft_len is {length}, no number", "give a whole number")]
     found, smallest = [], min(schedule)
     if schedule[smallest] != length:
         message = (
             f"the smallest key of draft_len_schedule, {smallest}, has {schedule[smallest]}; max_draft_len is {length}"
         )
         found.append(error("schedule", message, f"the smallest key must equal max_draft_len: {{{smallest}: {length}}}"))
-    if any(value > (length or 0) for value in schedule.values()):  # type: ignore[operator]
+    if any(value > length for value in schedule.values()):  # type: ignore[operator]
         found.append(error("schedule", f"draft_len_schedule goes above max_draft_len {length}", "raise max_draft_len"))
     if settings.get("max_concurrency") is not None:
         message = "max_concurrency and draft_len_schedule exclude each other"
@@ -161,7 +169,7 @@ def counts_of_series(series: Series) -> Counts | None:
             num_drafts=drafted[0],
             num_draft_tokens=sum(drafted),
             num_accepted_tokens=sum(kept),
-            accepted_by_position=kept,
+            accepted_by_position=(*kept, *[0.0] * (len(drafted) - len(kept))),
         )
     note = "no counter of rounds here: tokens per round need counters by position (return_perf_metrics: true)"
     return Counts(num_draft_tokens=proposed, num_accepted_tokens=accepted, warnings=(note,))
@@ -173,7 +181,7 @@ def counts_of_object(found: Mapping[str, object]) -> Counts | None:
         known = numbers_of(found, "numDraftTokens", "numAcceptedTokens", "numRequestsWithDraftTokens")
         return Counts(
             num_drafts=known.get("numRequestsWithDraftTokens"),
-            num_draft_tokens=known["numDraftTokens"],
+            num_draft_tokens=known.get("numDraftTokens"),
             num_accepted_tokens=known.get("numAcceptedTokens"),
         )
     if "total_accepted_draft_tokens" not in found:

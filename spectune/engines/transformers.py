@@ -12,12 +12,14 @@ from spectune.engines import (
     first_difference,
     info,
     is_count,
-    positions_findings,
+    mtp_findings,
+    pair_findings,
     warning,
 )
 from spectune.telemetry import Counts, Series
 
 NAME, CHECKED_AGAINST = "transformers", "5.24"
+METHODS = ("draft_model", "layer_skip", "ngram", "mtp")
 
 
 # ------------------------------------------------------------------------------------------------ config
@@ -38,7 +40,8 @@ def config(asked: Speculation, version: str) -> EngineConfig:
     elif draft is not None and draft.method == "draft_model":
         rule = "rejection"
         lines += _assisted(str(draft.model), k, asked)
-        lines.append(f"model.generate(**inputs, assistant_model=assistant, {sampling})")
+        both = "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, " if asked.padded else ""
+        lines.append(f"model.generate(**inputs, assistant_model=assistant, {both}{sampling})")
         notes.append("threshold and schedule are set because the defaults adapt K and persist across calls")
     elif draft is not None and draft.method == "ngram":
         rule = "greedy_draft"
@@ -48,6 +51,9 @@ def config(asked: Speculation, version: str) -> EngineConfig:
         )
         if draft.min_tokens > 1:
             notes.append("prompt lookup here has no lower bound, so it proposes more often than was measured")
+    elif draft is not None and draft.method == "mtp":
+        rule = "rejection"
+        lines.append(f"model.generate(**inputs, use_mtp=True, num_assistant_tokens={k}, {sampling})")
     else:
         rule = "none"
         lines.append(f"model.generate(**inputs, {sampling})")
@@ -61,7 +67,7 @@ def config(asked: Speculation, version: str) -> EngineConfig:
         text="\n".join(lines),
         files={},
         acceptance_rule=rule,
-        acceptance_length=asked.lengths.get(rule, 1.0),
+        acceptance_length=asked.length(rule),
         notes=notes,
         warnings=[],
     )
@@ -75,14 +81,20 @@ def _sampling(asked: Speculation) -> str:
 
 def _loading(asked: Speculation) -> list[str]:
     return [
-        "from transformers import AutoModelForCausalLM",
+        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if asked.padded else ''}",
         "",
         f"model = AutoModelForCausalLM.from_pretrained({asked.target!r}, dtype={asked.dtype!r})",
     ]
 
 
 def _assisted(draft: str, k: int, asked: Speculation) -> list[str]:
+    """Other sizes of the embedding are taken for other tokenizers, even where padding alone differs."""
+    tokenizers = [
+        f"tokenizer = AutoTokenizer.from_pretrained({asked.target!r})",
+        f"assistant_tokenizer = AutoTokenizer.from_pretrained({draft!r})",
+    ]
     return [
+        *(tokenizers if asked.padded else []),
         f"assistant = AutoModelForCausalLM.from_pretrained({draft!r}, dtype={asked.dtype!r})",
         f"assistant.generation_config.num_assistant_tokens = {k}",
         'assistant.generation_config.num_assistant_tokens_schedule = "constant"',
@@ -96,8 +108,13 @@ def _assisted(draft: str, k: int, asked: Speculation) -> list[str]:
 def findings(plan: Plan) -> list[Finding]:
     """What generate() would refuse, or do otherwise."""
     found, method, settings = [], plan.draft.method, plan.settings
-    if method not in ("draft_model", "layer_skip", "ngram"):
+    if method not in METHODS:
         found.append(error("method", f"transformers has no {method} drafting", "use a draft model, n-gram or layers:N"))
+    if settings.get("use_cache") is False:
+        found.append(error("cache", "assisted generation needs a cache", "leave use_cache out"))
+    if settings.get("num_return_sequences", 1) != 1:
+        message = "assisted generation returns one sequence"
+        found.append(error("batch", message, "leave num_return_sequences out"))
     batch = settings.get("batch_size", 1)
     if is_count(batch) and batch > 1:  # type: ignore[operator]
         message = f"assisted generation runs batch 1 only, not {batch}: acceptance may be used, no speed-up is claimed"
@@ -113,7 +130,7 @@ def findings(plan: Plan) -> list[Finding]:
         found.append(warning("schedule", message, 'set num_assistant_tokens_schedule to "constant"'))
     if method == "draft_model" and plan.model:
         found += _vocabulary_findings(plan)
-    return [*found, *positions_findings(plan)]
+    return [*found, *mtp_findings(plan), *pair_findings(plan)]
 
 
 def _vocabulary_findings(plan: Plan) -> list[Finding]:

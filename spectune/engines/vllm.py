@@ -22,13 +22,15 @@ from spectune.engines import (
     error,
     first_difference,
     is_count,
-    positions_findings,
+    mtp_findings,
+    pair_findings,
     warning,
 )
 from spectune.errors import ConfigError
-from spectune.telemetry import Counts, Series, by_position, numbers_of, several, total
+from spectune.telemetry import Counts, Series, by_position, number, numbers_of, several, total
 
 NAME, CHECKED_AGAINST = "vLLM", "0.32"
+METHODS = ("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp")
 _WORTH_SAMPLING = 1.01
 
 
@@ -47,20 +49,26 @@ def config(asked: Speculation, version: str) -> EngineConfig:
         method = draft.method if draft else "none"
         notes.append("plain decoding" if draft is None else f"vLLM has no {method} drafting; this is plain decoding")
         return _config(asked, version, {}, "none", notes)
-    if draft and draft.method == "draft_model" and _worth_sampling(asked):
+    if asked.padded:
+        settings["use_heterogeneous_vocab"] = True
+        notes.append("the embeddings differ in padding, which vLLM takes for another vocabulary: drafts greedily only")
+    elif draft and draft.method == "draft_model" and _worth_sampling(asked):
         rule, settings["draft_sample_method"] = "rejection", "probabilistic"
     settings["num_speculative_tokens"] = asked.num_speculative_tokens
     if asked.varies:
         settings["num_speculative_tokens"] = max(k for _, _, k in asked.batches)
         settings["num_speculative_tokens_per_batch_size"] = [list(one) for one in asked.batches]
-        notes.append("a batch that was not measured has the K of the next larger one; ignored under data parallelism")
+        notes += [
+            "a batch that was not measured has the K of the next larger one that was, beyond the largest its K holds",
+            "the schedule is ignored under data parallelism",
+        ]
     notes.append("requests with min_p or logit_bias are refused under speculation")
     return _config(asked, version, settings, rule, notes)
 
 
 def _method(asked: Speculation) -> dict[str, Any] | None:
     draft = asked.draft
-    if draft is None or draft.method == "layer_skip":
+    if draft is None or draft.method not in METHODS:
         return None
     if draft.method == "ngram":
         return {"method": "ngram", "prompt_lookup_min": draft.min_tokens, "prompt_lookup_max": draft.max_tokens}
@@ -85,7 +93,7 @@ def _config(asked: Speculation, version: str, settings: dict[str, Any], rule: st
         text=f"vllm serve {shlex.quote(asked.target)}{dtype}{value}",
         files={"vllm.yaml": yaml.safe_dump(served, sort_keys=False)},
         acceptance_rule=rule,
-        acceptance_length=asked.lengths.get(rule, 1.0),
+        acceptance_length=asked.length(rule),
         notes=notes,
         warnings=[],
     )
@@ -106,14 +114,17 @@ def findings(plan: Plan) -> list[Finding]:
             error("tensor-parallel", f"vLLM runs a draft on 1 or on the target's {parallel or 1} devices, not on {own}",
                   f"set draft_tensor_parallel_size to 1{f' or {parallel}' if parallel else ''}")
         )  # fmt: skip
-    if settings.get("rejection_sample_method") == "synthetic" or "synthetic_acceptance_rates" in settings:
+    if settings.get("rejection_sample_method") == "synthetic" or any("synthetic" in name for name in settings):
         message = "synthetic acceptance keeps proposals at random: the output is not the target's"
         found.append(error("lossy", message, "leave rejection_sample_method at standard, or block"))
+    if settings.get("use_heterogeneous_vocab") and plan.draft.method != "draft_model":
+        message = "use_heterogeneous_vocab is for draft models only"
+        found.append(error("vocabulary", message, "leave it out"))
     for name in ("min_p", "logit_bias"):
         if settings.get(name):
             found.append(error("sampling", f"vLLM refuses requests with {name} under speculation", f"drop {name}"))
     if schedule := settings.get("num_speculative_tokens_per_batch_size"):
-        found += _schedule_findings(schedule, settings)
+        found += _schedule_findings(schedule, plan)
     return found
 
 
@@ -141,7 +152,7 @@ def _draft_findings(plan: Plan) -> list[Finding]:
             f"vLLM's draft_model refuses embeddings of {sizes[0]} and {sizes[1]} rows, though the tokens are the same"
         )
         found.append(error("padding", message, "pad the draft to the target's size, or set use_heterogeneous_vocab"))
-    return [*found, *positions_findings(plan)]
+    return [*found, *pair_findings(plan)]
 
 
 def _lookup_findings(plan: Plan) -> list[Finding]:
@@ -161,15 +172,11 @@ def _lookup_findings(plan: Plan) -> list[Finding]:
 
 
 def _mtp_findings(plan: Plan) -> list[Finding]:
-    if plan.draft.method != "mtp":
-        return []
     layers, k = plan.target.mtp_layers, plan.num_speculative_tokens
-    if not layers:
-        return [error("mtp", f"{plan.target.name} has no heads of its own to predict with", "use another draft")]
-    if k is not None and k > layers and k % layers:
+    if plan.draft.method == "mtp" and layers and k is not None and k > layers and k % layers:
         message = f"K = {k} does not fit the {layers} tokens that {plan.target.name} predicts in a pass"
         return [error("mtp", message, f"K must be at most {layers} or a multiple of {layers}")]
-    return []
+    return mtp_findings(plan)
 
 
 def _gone_findings(plan: Plan) -> list[Finding]:
@@ -188,7 +195,7 @@ def _gone_findings(plan: Plan) -> list[Finding]:
     return found
 
 
-def _schedule_findings(schedule: object, settings: Mapping[str, object]) -> list[Finding]:
+def _schedule_findings(schedule: object, plan: Plan) -> list[Finding]:
     remedy = "write ranges [first, last, K] from batch 1 up, without overlap, as in [[1, 8, 4], [9, 32, 0]]"
     entries = schedule if isinstance(schedule, list) else []
     if not entries or not all(isinstance(e, list) and len(e) == 3 and all(map(is_count, e)) for e in entries):
@@ -199,11 +206,15 @@ def _schedule_findings(schedule: object, settings: Mapping[str, object]) -> list
             message = f"the range {first} to {last} of num_speculative_tokens_per_batch_size starts or ends wrongly"
             return [error("schedule", message, remedy)]
         end = last
-    parallel = settings.get("data_parallel_size")
+    found, k = [], plan.num_speculative_tokens
+    if k is not None and max(one[2] for one in entries) > k:
+        message = f"K above {k} in num_speculative_tokens_per_batch_size is cut to {k}"
+        found.append(warning("schedule", message, "give the largest of them as num_speculative_tokens"))
+    parallel = plan.settings.get("data_parallel_size")
     if is_count(parallel) and parallel > 1:  # type: ignore[operator]
         message = "under data parallelism vLLM ignores num_speculative_tokens_per_batch_size"
-        return [warning("schedule", message, "serve without data parallelism, or with one K")]
-    return []
+        found.append(warning("schedule", message, "serve without data parallelism, or with one K"))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ telemetry
@@ -254,22 +265,22 @@ def counts_of_line(line: str) -> Counts | None:
     if "SpecDecoding metrics:" not in line:
         return None
     accepted, proposed, mean = (_figure(line, name) for name in ("Accepted", "Drafted", "Mean acceptance length"))
-    listed = re.search(rf"Per-position acceptance rate: ({_NUMBER}(?:, {_NUMBER})*)", line)
+    listed = re.search(rf"Per-position acceptance rate: ({_NUMBER}(?:, {_NUMBER})*)(?![0-9.]|,[0-9])", line)
     if accepted is not None and proposed is not None and listed is None and "Per-position" not in line:
         return Counts(num_draft_tokens=proposed, num_accepted_tokens=accepted)
     if accepted is None or proposed is None or listed is None:
         raise ConfigError(
             f"the log line cannot be read: {line.strip()[:120]}", "give the engine's log as it was written"
         )
-    rates = [float(rate) for rate in listed[1].split(", ")]
+    rates = [number(rate) for rate in listed[1].split(", ")]
     total_rate = math.fsum(rates)
-    drafts = accepted / total_rate if total_rate else proposed / len(rates)
+    drafts = float(round(min(accepted / total_rate if total_rate else proposed / len(rates), proposed)))
     without = mean is not None and accepted > 0 and abs(mean - total_rate) < abs(mean - 1 - total_rate)
     return Counts(
-        num_drafts=float(round(drafts)),
+        num_drafts=drafts,
         num_draft_tokens=proposed,
         num_accepted_tokens=accepted,
-        accepted_by_position=tuple(rate * round(drafts) for rate in rates),
+        accepted_by_position=tuple(rate * drafts for rate in rates),
         warnings=(_ROUNDED, *((_NO_BONUS,) if without else ())),
     )
 
@@ -280,4 +291,4 @@ _NO_BONUS = "this version prints a mean acceptance length without the bonus toke
 
 def _figure(line: str, name: str) -> float | None:
     found = re.search(rf"\b{name}: {_NUMBER}(?![0-9,.]*,[0-9])", line)
-    return float(found[1]) if found else None
+    return number(found[1]) if found else None

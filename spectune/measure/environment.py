@@ -33,6 +33,7 @@ def model_record(model: LanguageModel) -> ModelRecord:
         parameters=model.network.num_parameters(),
         dtype=dtype_name(model),
         vocab_size=model.vocab_size,
+        embedding_rows=model.network.config.get_text_config().vocab_size,
         max_positions=model.max_positions,
         revision=model.revision,
         digest=model.digest,

@@ -127,12 +127,17 @@ def _configs(recommendation: Recommendation, configs: Sequence[EngineConfig]) ->
 
 def _config(config: EngineConfig) -> str:
     notes = "; ".join([*config.notes, *config.warnings])
-    files = "".join(f"`{name}`:\n\n```{name.split('.')[-1]}\n{text}```\n\n" for name, text in config.files.items())
+    read = {name: text for name, text in config.files.items() if name in config.text}
+    files = "".join(f"`{name}`:\n\n```{name.split('.')[-1]}\n{text}```\n\n" for name, text in read.items())
     return (
         f"### {config.engine} (checked against {config.checked_against})\n\n"
         f"```{config.language}\n{config.text}\n```\n\n{files}"
-        f"{config.acceptance_length:.2f} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
+        f"{_length_text(config)} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
     )
+
+
+def _length_text(config: EngineConfig) -> str:
+    return "An unknown number of" if config.acceptance_length is None else f"{config.acceptance_length:.2f}"
 
 
 def _fallback(recommendation: Recommendation) -> str:

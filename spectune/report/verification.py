@@ -44,6 +44,11 @@ def verification(
     return Verification(follows=not differences, differences=differences, figures=_changes(before, after, _FIGURES))
 
 
+def engines_of(skill: str) -> list[str]:
+    """The engines that it has configs for."""
+    return re.findall(r"^### (.+) \(checked against ", skill, re.MULTILINE)
+
+
 def _settings(skill: str) -> dict[str, str]:
     """The rows of its tables of two columns, its verdict and target."""
     rows = re.findall(r"^\| ((?:\\\||[^|\n])+?) \| ((?:\\\||[^|\n])*?) \|$", skill, re.MULTILINE)
