@@ -190,7 +190,8 @@ def _negligible(before: Side, after: Side, draft: str | None) -> bool:
 
 
 def _cost_change(before: Side, after: Side, part: str, tokens: int, draft: str | None, same_machine: bool) -> Change:
-    means, variances = [], []
+    means: list[float] = []
+    variances: list[tuple[float, float]] = []
     for one in (before, after):
         key = CellKey(part=part, tokens=tokens, load=one.profile.main_load, draft=draft)
         drawn = [np.log(run.cells.resampled(key)) for run in one.runs]
@@ -204,7 +205,7 @@ def _cost_change(before: Side, after: Side, part: str, tokens: int, draft: str |
     return Change.of_logs(means[1] - means[0], *pooled(variances))
 
 
-def _over_runs(values: Sequence[float], alone: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _over_runs(values: Sequence[float], alone: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
     """Variances, with their degrees of freedom, of the mean over runs: what the runs show, or `alone` of the first.
 
     Fewer than four show too little: each is taken to differ from others as the first's fifths do, and some more.
@@ -259,7 +260,8 @@ def _overheads(before: Side, after: Side, setting: Setting) -> Iterator[Figure]:
     greedy, main = setting.temperature == 0.0, before.profile.main_load
     for k in before.runs[0].cells.sizes("overhead", main, setting.draft, greedy):
         key = CellKey(part="overhead", tokens=k, load=main, draft=setting.draft, greedy=greedy)
-        means, variances = [], []
+        means: list[float] = []
+        variances: list[tuple[float, float]] = []
         for one in (before, after):
             here = replace(key, load=one.profile.main_load)
             drawn, first = [run.cells.resampled(here) for run in one.runs], one.runs[0]

@@ -40,7 +40,8 @@ def model_facts(name: str) -> ModelFacts:
     if config is None:
         raise ConfigError(f"{name} has no config.json to read", "give a model's folder, .gguf file or hub name")
     tokenizer, more = read("tokenizer.json") or {}, read("tokenizer_config.json") or {}
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
     try:
         texts = _texts(tokenizer)
     except (AttributeError, TypeError, KeyError, ValueError, IndexError) as error:
@@ -121,7 +122,7 @@ def _gguf_facts(name: str, path: Path) -> ModelFacts:
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
-    kind = str(reader.get_field("general.architecture").contents())  # type: ignore[union-attr]
+    kind = str(reader.get_field("general.architecture").contents())
 
     def value(field: str) -> Any:
         found = reader.get_field(field)

@@ -221,7 +221,7 @@ def test_runs_of_the_same_raise_few_alarms_and_dearer_verifying_is_found(baselin
     pairs = [(simulated(one, 2 * n), 2 * n + 1) for n in range(24)]
     alarms = [check(before, simulated(one, seed)).verdict for before, seed in pairs]
     assert alarms.count("regressed") <= 1
-    found = [check(before, simulated(one, seed, cost=1.25)) for before, seed in pairs]
+    found = [check(before, simulated(one, seed, cost=1.4)) for before, seed in pairs]
     assert sum("speedup" in seen.causes for seen in found) >= 22
 
 

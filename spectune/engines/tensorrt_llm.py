@@ -129,7 +129,7 @@ def _schedule_findings(settings: Mapping[str, object], length: object) -> list[F
             f"the smallest key of draft_len_schedule, {smallest}, has {schedule[smallest]}; max_draft_len is {length}"
         )
         found.append(error("schedule", message, f"the smallest key must equal max_draft_len: {{{smallest}: {length}}}"))
-    if any(value > length for value in schedule.values()):  # type: ignore[operator]
+    if any(value > length for value in schedule.values()):
         found.append(error("schedule", f"draft_len_schedule goes above max_draft_len {length}", "raise max_draft_len"))
     if settings.get("max_concurrency") is not None:
         message = "max_concurrency and draft_len_schedule exclude each other"

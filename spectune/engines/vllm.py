@@ -83,7 +83,7 @@ def _worth_sampling(asked: Speculation) -> bool:
 def _config(asked: Speculation, version: str, settings: dict[str, Any], rule: str, notes: list[str]) -> EngineConfig:
     dtype = "" if asked.dtype in ("auto", "") else f" --dtype {asked.dtype}"
     value = f" \\\n  --speculative-config {shlex.quote(json.dumps(settings))}" if settings else ""
-    served = {"model": asked.target, **({"dtype": asked.dtype} if dtype else {})}
+    served: dict[str, Any] = {"model": asked.target, **({"dtype": asked.dtype} if dtype else {})}
     served |= {"speculative-config": settings} if settings else {}
     return EngineConfig(
         engine=NAME,
