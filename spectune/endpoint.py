@@ -35,11 +35,11 @@ def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
 
     Raises: EngineError where the server is missing, refuses, is too slow, dies midway or fails TLS.
     """
-    import httpx
+    import httpx2
 
     place, began = shown(url), perf_counter()
     try:
-        with httpx.stream("GET", url, timeout=timeout_s, follow_redirects=True) as answer:
+        with httpx2.stream("GET", url, timeout=timeout_s, follow_redirects=True) as answer:
             body = bytearray()
             for chunk in answer.iter_bytes():
                 body += chunk
@@ -49,16 +49,16 @@ def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
                     )
                 if perf_counter() - began > timeout_s:
                     raise EngineError(f"{place} is still answering after {timeout_s:g} s", "ask a quieter server")
-    except httpx.TimeoutException as error:
+    except httpx2.TimeoutException as error:
         raise EngineError(f"{place} does not answer within {timeout_s:g} s", "check that the server is up") from error
-    except (httpx.InvalidURL, UnicodeError) as error:
+    except (httpx2.InvalidURL, UnicodeError) as error:
         raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
     except ImportError as error:  # a proxy of a kind that needs another package
         raise EngineError(
             f"{place} cannot be read: the proxy that the environment names is not supported",
-            "unset ALL_PROXY, or install httpx[socks]",
+            "unset ALL_PROXY, or install httpx2[socks]",
         ) from error
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         raise EngineError(f"{place} cannot be read: {_reason(error)}", "check the address and the server") from error
     if answer.status_code != 200:
         raise EngineError(f"{place} answers with status {answer.status_code}", _remedy(answer.status_code))
