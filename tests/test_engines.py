@@ -171,7 +171,9 @@ def test_export_prints_what_to_paste_and_writes_its_files(tmp_path, capsys) -> N
     assert "warning: not checked against vLLM 9" in said.err
     make_profile(tmp_path / "slow", {0.0: 0.5}, verify_s=0.25, draft_s=0.05)
     assert run(["export", str(tmp_path / "slow"), "--engine", "vllm"]) == 0
-    assert "--speculative-config" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--speculative-config" not in said
+    assert said.startswith("# the profile's verdict is plain\n")
 
 
 def test_recommend_puts_engines_into_the_skill(tmp_path, capsys) -> None:

@@ -38,6 +38,7 @@ def export(
         config = recommended_config(decided, engine)
     else:
         config = engine_config(replace(speculation(decided), draft=None), engine)
+        config = replace(config, notes=[f"the profile's verdict is {decided.verdict}", *config.notes])
     for text in config.warnings:
         print(f"warning: {text}", file=sys.stderr)
     if output:
