@@ -1,7 +1,7 @@
 """What a server says of its speculative decoding, on one scale, whatever the engine calls it.
 
 Counts are pooled and ratios taken once, at the end. Nothing drafted is no data, neither 0 nor 1. A bonus token is part
-of the acceptance length always, as in shared definitions: τ = 1 + accepted / drafts.
+of the acceptance length always: τ = 1 + accepted / drafts.
 """
 
 import math
