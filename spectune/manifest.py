@@ -135,3 +135,10 @@ class Manifest(_Record):
     tables: dict[str, Sha256]
     run: Run
     confirmation: ConfirmationRecord | None = None
+
+    @property
+    def padded_drafts(self) -> list[str]:
+        """SPECs of draft models whose embedding has another number of rows than the target's, as far as both tell."""
+        rows = self.target.embedding_rows
+        own = {draft.spec: draft.model.embedding_rows for draft in self.drafts if draft.model}
+        return [spec for spec, mine in own.items() if None not in (rows, mine) and mine != rows]

@@ -88,7 +88,7 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
         acceptance_length_by_rule=acceptance_lengths_by_rule(
             profile, best.draft, headline, best.num_speculative_tokens
         ),
-        padded_drafts=_padded(profile.manifest),
+        padded_drafts=profile.manifest.padded_drafts,
         formula=formula,
         accuracy=_accuracy(profile, cells),
         confirmation=confirmed,
@@ -141,26 +141,24 @@ def _by_load(profile: Profile, main: Decision, settings: Sequence[Setting]) -> l
 
 def _by_batch(profile: Profile, main: Decision, settings: Sequence[Setting]) -> list[BatchStep]:
     """At the main context; `settings` are those of the best candidate's draft."""
-    main_load, steps = profile.main_load, []
+    steps = {}
     for load in profile.manifest.settings.loads:
-        if load.context_tokens == main_load.context_tokens:
-            decision = main if load == main_load else decide([s for s in settings if s.load == load])
-            k = decision.setting.num_speculative_tokens if decision.verdict == "speculate" else 0
-            steps.append(BatchStep(batch=load.batch, num_speculative_tokens=k))
-    return sorted(steps, key=lambda step: step.batch)
+        if load.context_tokens == profile.main_load.context_tokens:
+            decision = main if load == profile.main_load else decide([s for s in settings if s.load == load])
+            steps[load.batch] = decision.setting.num_speculative_tokens if decision.verdict == "speculate" else 0
+    return [BatchStep(batch=batch, num_speculative_tokens=k) for batch, k in sorted(steps.items())]
 
 
 def _flips(answers: Sequence[LoadAnswer]) -> list[str]:
     """Where the verdict changes between neighbouring loads: an interval, nothing being measured inside it."""
     found = []
-    for axis, other in (("batch", "context_tokens"), ("context_tokens", "batch")):
+    for axis, other, name in (("batch", "context_tokens", "batch"), ("context_tokens", "batch", "context")):
         for fixed in sorted({getattr(answer, other) for answer in answers}):
             line = sorted((a for a in answers if getattr(a, other) == fixed), key=lambda a: int(getattr(a, axis)))
             for before, after in pairwise(line):
                 if before.verdict != after.verdict:
                     low, high = getattr(before, axis), getattr(after, axis)
                     at = f"{fixed} tokens of context" if axis == "batch" else f"batch {fixed}"
-                    name = axis.removesuffix("_tokens")
                     found.append(
                         f"between {name} {low} ({before.verdict}) and {high} ({after.verdict}) it turns, at {at}"
                     )
@@ -190,12 +188,6 @@ def _unconfirmed(decision: Decision, decoded: ConfirmedSetting | None) -> list[N
         return []
     message = f"real decoding of held-out prompts gained {decoded.measured_speedup:.2f}× only"
     return [Notice(code="unconfirmed", message=message, advice="profile more prompts and confirm again")]
-
-
-def _padded(manifest: Manifest) -> list[str]:
-    rows = manifest.target.embedding_rows
-    models = {draft.spec: draft.model for draft in manifest.drafts if draft.method == "draft_model"}
-    return [spec for spec, model in models.items() if model and model.embedding_rows not in (None, rows)]
 
 
 def _headline_temperature(manifest: Manifest, asked: float | None) -> float:

@@ -86,7 +86,7 @@ def pooled(parts: Sequence[Counts]) -> Counts:
 
     parts = _with_drafts(parts)
 
-    def total(name: str) -> float | None:
+    def summed_up(name: str) -> float | None:
         values = [getattr(part, name) for part in parts]
         return None if any(value is None for value in values) else math.fsum(values)
 
@@ -97,10 +97,10 @@ def pooled(parts: Sequence[Counts]) -> Counts:
         for j in range(longest if everywhere else 0)
     ]
     summed = Counts(
-        num_drafts=total("num_drafts"),
-        num_rounds=total("num_rounds"),
-        num_draft_tokens=total("num_draft_tokens"),
-        num_accepted_tokens=total("num_accepted_tokens"),
+        num_drafts=summed_up("num_drafts"),
+        num_rounds=summed_up("num_rounds"),
+        num_draft_tokens=summed_up("num_draft_tokens"),
+        num_accepted_tokens=summed_up("num_accepted_tokens"),
         accepted_by_position=tuple(by_position),
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
     )
@@ -239,6 +239,12 @@ def numbers_of(found: Mapping[str, object], *names: str) -> dict[str, float]:
             raise ConfigError(f"{name} is {str(value)[:40]}, which is no count", "give the engine's own output")
         values[name] = float(value)
     return values
+
+
+def steps_by_accepted(histogram: Sequence[object]) -> tuple[float, tuple[float, ...]]:
+    """Of a histogram of steps by accepted tokens: all steps, and by position those that accepted so far."""
+    steps = list(numbers_of({str(place): count for place, count in enumerate(histogram)}).values())
+    return math.fsum(steps), tuple(math.fsum(steps[j:]) for j in range(1, len(steps)))
 
 
 def _length(counts: Counts) -> float | None:

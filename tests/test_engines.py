@@ -196,7 +196,7 @@ def test_the_best_draft_that_an_engine_has_stands_in(tmp_path) -> None:
     decided = replace(decided, best_candidate=skip, candidates=candidates)
     config = recommended_config(decided, "vllm")
     assert vllm_settings(config)["method"] == "ngram"
-    assert "has no layers:8, the best here; ngram:min=1,max=4 is the best that it has" in config.notes[0]
+    assert any("has no layers:8, the best here; ngram:min=1,max=4 is the best it has" in note for note in config.notes)
     assert "assistant_early_exit=8" in recommended_config(decided, "transformers").text
     alone = replace(decided, candidates=[one for one in candidates if one.draft == "layers:8"])
     assert any("this is plain decoding" in note for note in recommended_config(alone, "vllm").notes)

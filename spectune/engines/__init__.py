@@ -9,7 +9,18 @@ from spectune.drafting_spec import DraftSpec, draft_spec
 from spectune.model_facts import ModelFacts
 from spectune.recommendation import BatchStep, Candidate, Recommendation
 
-SPEEDUP_NOT_MEASURED = "speed-up not measured here"
+_WORTH_SAMPLING = 1.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigText:
+    """What an engine's own file writes; `files` are those that the command reads, or could, by name."""
+
+    text: str
+    rule: str  # of acceptance
+    notes: list[str]
+    language: str = "sh"  # of `text`, for the code fence
+    files: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +54,11 @@ class Speculation:
     lengths: Mapping[str, float]  # acceptance length by rule
     padded: bool = False  # the draft's embedding has another number of rows than the target's
     instead_of: str | None = None  # the draft that was best, where the engine has no such method
+
+    @property
+    def worth_sampling(self) -> bool:
+        """Whether a draft that is sampled, not its argmax taken, is worth more than 1% of tokens a round."""
+        return self.lengths.get("rejection", 1.0) > _WORTH_SAMPLING * self.lengths.get("greedy_draft", 1.0)
 
     def length(self, rule: str) -> float | None:
         """Under an acceptance rule; None where it is not known."""

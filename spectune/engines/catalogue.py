@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from spectune.engines import (
+    ConfigText,
     EngineConfig,
     Finding,
     Plan,
@@ -30,6 +31,8 @@ ENGINES: dict[str, ModuleType] = {
     "llama.cpp": llama_cpp,
     "transformers": transformers,
 }
+_SERVERS = {name: module for name, module in ENGINES.items() if module is not transformers}  # a library counts nothing
+_SPEEDUP_NOT_MEASURED = "speed-up not measured here"
 _ALSO = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "llamacpp": "llama.cpp", "hf": "transformers"}
 _DEPTH = 12  # of JSON
 _JSON = re.compile(r"\{|data:|\[\s*[\[{\]]")  # a log line may begin with a bracket, around its time
@@ -54,14 +57,27 @@ def engine_named(asked: str) -> tuple[ModuleType, str]:
 def engine_config(asked: Speculation, engine: str) -> EngineConfig:
     """What to paste there; a version that it was not checked against is a warning. Raises: ConfigError."""
     module, version = engine_named(engine)
-    config: EngineConfig = module.config(asked, version)
-    if asked.instead_of and asked.draft:
-        note = f"{module.NAME} has no {asked.instead_of}, the best here; {asked.draft.text} is the best that it has"
-        config = replace(config, notes=[note, *config.notes])
-    if _same_release(version, module.CHECKED_AGAINST):
-        return config
-    unchecked = f"not checked against {module.NAME} {version}, only against {module.CHECKED_AGAINST}"
-    return replace(config, warnings=[unchecked, *config.warnings])
+    draft, notes = asked.draft, [_SPEEDUP_NOT_MEASURED]
+    if draft is None:
+        notes.append("plain decoding")
+    elif draft.method not in module.METHODS:
+        notes.append(f"{module.NAME} has no {draft.method} drafting; this is plain decoding")
+        asked = replace(asked, draft=None)
+    elif asked.instead_of:
+        notes.append(f"{module.NAME} has no {asked.instead_of}, the best here; {draft.text} is the best it has")
+    written: ConfigText = module.config(asked)
+    return EngineConfig(
+        engine=module.NAME,
+        version=version,
+        checked_against=module.CHECKED_AGAINST,
+        language=written.language,
+        text=written.text,
+        files=written.files,
+        acceptance_rule=written.rule,
+        acceptance_length=asked.length(written.rule),
+        notes=[*notes, *written.notes],
+        warnings=[_unchecked(module, version)] if _differs(module, version) else [],
+    )
 
 
 def recommended_config(recommendation: Recommendation, engine: str) -> EngineConfig:
@@ -73,17 +89,20 @@ def engine_findings(plan: Plan, engine: str) -> list[Finding]:
     """What a preflight finds there. Raises: ConfigError."""
     module, version = engine_named(engine)
     found: list[Finding] = module.findings(plan)
-    if not _same_release(version, module.CHECKED_AGAINST):
-        message = f"not checked against {module.NAME} {version}, only against {module.CHECKED_AGAINST}"
-        found = [warning("version", message, "read its release notes for what changed"), *found]
+    if _differs(module, version):
+        found = [warning("version", _unchecked(module, version), "read its release notes for what changed"), *found]
     return found
 
 
-def _same_release(one: str, other: str) -> bool:
-    """Equal in the numbers that both give, and at least in the first two."""
-    mine, theirs = re.findall(r"\d+", one), re.findall(r"\d+", other)
+def _differs(module: ModuleType, version: str) -> bool:
+    """In the numbers that both give, or where it gives none of the first two."""
+    mine, theirs = (re.findall(r"\d+", text) for text in (version, module.CHECKED_AGAINST))
     given = min(len(mine), len(theirs))
-    return given >= min(2, len(theirs)) and mine[:given] == theirs[:given]
+    return given < min(2, len(theirs)) or mine[:given] != theirs[:given]
+
+
+def _unchecked(module: ModuleType, version: str) -> str:
+    return f"not checked against {module.NAME} {version}, only against {module.CHECKED_AGAINST}"
 
 
 # ------------------------------------------------------------------------------------------------ telemetry
@@ -126,7 +145,7 @@ def _read(text: str) -> _Read:
 
 
 def _of_series(series: Series) -> _Read:
-    for name, engine in ENGINES.items():
+    for name, engine in _SERVERS.items():
         counts = engine.counts_of_series(series)
         if counts is not None:
             return _Read(series=series, engine=name, counts=counts)
@@ -140,8 +159,8 @@ def _of_parts(parts: "Iterator[str] | Iterator[Mapping[str, object]]", reader: s
     found: list[Counts] = []
     its: str | None = None
     for part in parts:
-        for name in [its] if its else ENGINES:
-            counts = getattr(ENGINES[name], reader)(part)
+        for name in [its] if its else _SERVERS:
+            counts = getattr(_SERVERS[name], reader)(part)
             if counts is not None:
                 found.append(counts)
                 its = name

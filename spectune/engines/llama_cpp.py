@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from spectune.engines import (
     OTHER_VOCABULARY,
-    SPEEDUP_NOT_MEASURED,
-    EngineConfig,
+    ConfigText,
     Finding,
     Plan,
     Speculation,
@@ -47,41 +46,26 @@ _REMOVED = {
 # ------------------------------------------------------------------------------------------------ config
 
 
-def config(asked: Speculation, version: str) -> EngineConfig:
+def config(asked: Speculation) -> ConfigText:
     """`llama-server`, which draws its own sample and keeps proposals that equal it."""
     draft, k = asked.draft, asked.num_speculative_tokens
-    kind = _TYPES.get(draft.method) if draft else None
-    options, rule, notes = [f"--model {shlex.quote(asked.target)}"], "none", [SPEEDUP_NOT_MEASURED]
-    if draft is None or kind is None:
-        missing = f"llama.cpp has no {draft.method} drafting; this is plain decoding" if draft else "plain decoding"
-        notes.append(missing)
-    elif draft.method == "ngram":
+    options, rule, notes = [f"--model {shlex.quote(asked.target)}"], "none", []
+    if draft is not None:
         rule = "greedy_draft"
-        options += [f"--spec-type {kind}", f"--spec-ngram-simple-size-n {draft.max_tokens}"]
-        options.append(f"--spec-ngram-simple-size-m {k}")
+        options.append(f"--spec-type {_TYPES[draft.method]}")
+    if draft and draft.method == "ngram":
+        options += [f"--spec-ngram-simple-size-n {draft.max_tokens}", f"--spec-ngram-simple-size-m {k}"]
         if draft.min_tokens != draft.max_tokens:
             notes.append(f"it looks up exactly {draft.max_tokens} tokens, so it proposes less often than was measured")
-    else:
-        rule = "greedy_draft"
-        options += [f"--spec-type {kind}", *([f"--spec-draft-model {shlex.quote(draft.model)}"] if draft.model else [])]
+    elif draft:
+        options += [f"--spec-draft-model {shlex.quote(draft.model)}"] if draft.model else []
         options += [f"--spec-draft-n-max {k}", "--spec-draft-p-min 0.0"]
-    if draft and kind and asked.varies:
+    if draft and asked.varies:
         notes.append(f"no schedule by batch: K = {k} stays at every batch")
     if not asked.target.endswith(".gguf"):
         notes.append("it reads GGUF files: convert the models first")
     options.append("--metrics")
-    return EngineConfig(
-        engine=NAME,
-        version=version,
-        checked_against=CHECKED_AGAINST,
-        language="sh",
-        text=" \\\n  ".join(["llama-server", *options]),
-        files={},
-        acceptance_rule=rule,
-        acceptance_length=asked.length(rule),
-        notes=notes,
-        warnings=[],
-    )
+    return ConfigText(text=" \\\n  ".join(["llama-server", *options]), rule=rule, notes=notes)
 
 
 # ------------------------------------------------------------------------------------------------ preflight

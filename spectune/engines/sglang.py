@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from spectune.engines import (
     OTHER_VOCABULARY,
-    SPEEDUP_NOT_MEASURED,
-    EngineConfig,
+    ConfigText,
     Finding,
     Plan,
     Speculation,
@@ -25,7 +24,7 @@ from spectune.engines import (
     warning,
 )
 from spectune.errors import ConfigError
-from spectune.telemetry import Counts, Series, mean, number, numbers_of, total
+from spectune.telemetry import Counts, Series, mean, number, numbers_of, steps_by_accepted, total
 
 NAME, CHECKED_AGAINST = "SGLang", "0.5"
 _ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
@@ -37,28 +36,24 @@ _CHAINS = ("draft_model", "eagle", "eagle3", "mtp")
 # ------------------------------------------------------------------------------------------------ config
 
 
-def config(asked: Speculation, version: str) -> EngineConfig:
+def config(asked: Speculation) -> ConfigText:
     """`python -m sglang.launch_server` with a chain: topk 1, whose verified tokens are K + 1.
 
     A schedule by batch is a file of adaptive tiers of one K each, which EAGLE and EAGLE-3 take.
     """
     draft, k, files = asked.draft, asked.num_speculative_tokens, {}
-    algorithm = _ALGORITHMS.get(draft.method) if draft else None
-    notes = [SPEEDUP_NOT_MEASURED]
     options = [f"--model-path {shlex.quote(asked.target)}", f"--dtype {asked.dtype}"]
-    rule = "none"
-    if draft is None or algorithm is None:
-        notes.append(f"SGLang has no {draft.method} drafting; this is plain decoding" if draft else "plain decoding")
-    else:
+    notes, rule = [], "none"
+    if draft is not None:
         rule = "greedy_draft"
-        options.append(f"--speculative-algorithm {algorithm}")
+        options.append(f"--speculative-algorithm {_ALGORITHMS[draft.method]}")
         if draft.model is not None:
             options.append(f"--speculative-draft-model-path {shlex.quote(draft.model)}")
         notes.append("speculation lowers --max-running-requests to 48 unless it is given: give plain decoding the same")
-    if draft and algorithm == "NGRAM":
+    if draft and draft.method == "ngram":
         options += [f"--speculative-num-draft-tokens {k + 1}", "--speculative-ngram-max-bfs-breadth 1"]
         notes.append("its n-grams come from a trie over all requests, not from the prompt alone: acceptance differs")
-    elif draft and algorithm:
+    elif draft:
         options += [
             f"--speculative-num-steps {k}",
             "--speculative-eagle-topk 1",
@@ -72,17 +67,8 @@ def config(asked: Speculation, version: str) -> EngineConfig:
             options += ["--speculative-adaptive", "--speculative-adaptive-config adaptive.json"]
         elif asked.varies:
             notes.append(f"no schedule by batch: adaptive mode is for EAGLE, so K = {k} stays at every batch")
-    return EngineConfig(
-        engine=NAME,
-        version=version,
-        checked_against=CHECKED_AGAINST,
-        language="sh",
-        text=" \\\n  ".join(["python -m sglang.launch_server", *options]),
-        files=files,
-        acceptance_rule=rule,
-        acceptance_length=asked.length(rule),
-        notes=notes,
-        warnings=[],
+    return ConfigText(
+        text=" \\\n  ".join(["python -m sglang.launch_server", *options]), rule=rule, notes=notes, files=files
     )
 
 
@@ -186,13 +172,12 @@ def counts_of_object(found: Mapping[str, object]) -> Counts | None:
     known = numbers_of(found, "spec_verify_ct", "spec_accept_length", *names["accepted"], *names["proposed"])
     accepted, proposed = (next((known[n] for n in names[part] if n in known), None) for part in names)
     histogram = found.get("spec_correct_drafts_histogram", found.get("spec_accept_histogram"))
-    steps = numbers_of({str(j): one for j, one in enumerate(histogram)}) if isinstance(histogram, list) else {}
-    at_least = [math.fsum(list(steps.values())[j:]) for j in range(1, len(steps))]
+    _, at_least = steps_by_accepted(histogram if isinstance(histogram, list) else [])
     return Counts(
         num_drafts=known.get("spec_verify_ct"),
         num_draft_tokens=proposed,
         num_accepted_tokens=math.fsum(at_least) if accepted is None and at_least else accepted,
-        accepted_by_position=tuple(at_least),
+        accepted_by_position=at_least,
         acceptance_length=known.get("spec_accept_length"),
     )
 

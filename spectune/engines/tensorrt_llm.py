@@ -11,8 +11,7 @@ import yaml
 
 from spectune.engines import (
     OTHER_VOCABULARY,
-    SPEEDUP_NOT_MEASURED,
-    EngineConfig,
+    ConfigText,
     Finding,
     Plan,
     Speculation,
@@ -34,41 +33,31 @@ _NOT_ON_PYTORCH = ("Medusa", "Lookahead")
 # ------------------------------------------------------------------------------------------------ config
 
 
-def config(asked: Speculation, version: str) -> EngineConfig:
+def config(asked: Speculation) -> ConfigText:
     """`trtllm-serve` and the YAML it reads; a schedule has upper bounds as keys, beyond the last it is plain."""
     draft = asked.draft
-    kind = _TYPES.get(draft.method) if draft else None
     settings: dict[str, Any] = {}
-    rule, notes = "none", [SPEEDUP_NOT_MEASURED]
-    if draft is None or kind is None:
-        missing = f"TensorRT-LLM has no {draft.method} drafting; this is plain decoding" if draft else "plain decoding"
-        notes.append(missing)
-    else:
+    rule, notes = "none", []
+    if draft is not None:
         rule = "greedy_draft"
-        settings = {"decoding_type": kind, "max_draft_len": asked.num_speculative_tokens}
+        settings = {"decoding_type": _TYPES[draft.method], "max_draft_len": asked.num_speculative_tokens}
         if draft.model is not None:
             settings["speculative_model"] = draft.model
         if draft.method == "ngram":
             settings["max_matching_ngram_size"] = draft.max_tokens
             if draft.min_tokens > 1:
                 notes.append("its n-gram lookup has no lower bound, so it proposes more often than was measured")
-        if asked.lengths.get("rejection", 1.0) > 1.01 * asked.lengths.get("greedy_draft", 1.0) and draft.model:
+        if draft.model is not None and asked.worth_sampling:
             settings["use_rejection_sampling"], rule = True, "rejection"
             notes.append("rejection sampling needs FlashInfer there; without it drop use_rejection_sampling")
         if asked.varies:
             _add_schedule(asked, settings, notes)
-    text = yaml.safe_dump({"speculative_config": settings} if settings else {}, sort_keys=False) if settings else ""
-    return EngineConfig(
-        engine=NAME,
-        version=version,
-        checked_against=CHECKED_AGAINST,
-        language="sh",
+    text = yaml.safe_dump({"speculative_config": settings}, sort_keys=False)
+    return ConfigText(
         text=f"trtllm-serve {shlex.quote(asked.target)}{' --config trtllm.yaml' if settings else ''}",
-        files={"trtllm.yaml": text} if settings else {},
-        acceptance_rule=rule,
-        acceptance_length=asked.length(rule),
+        rule=rule,
         notes=notes,
-        warnings=[],
+        files={"trtllm.yaml": text} if settings else {},
     )
 
 

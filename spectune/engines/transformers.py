@@ -1,10 +1,7 @@
 """transformers: assisted generation and prompt lookup; what generate() refuses. Checked against 5.24, by running it."""
 
-from collections.abc import Mapping
-
 from spectune.engines import (
-    SPEEDUP_NOT_MEASURED,
-    EngineConfig,
+    ConfigText,
     Finding,
     Plan,
     Speculation,
@@ -16,7 +13,6 @@ from spectune.engines import (
     pair_findings,
     warning,
 )
-from spectune.telemetry import Counts, Series
 
 NAME, CHECKED_AGAINST = "transformers", "5.24"
 METHODS = ("draft_model", "layer_skip", "ngram", "mtp")
@@ -25,10 +21,10 @@ METHODS = ("draft_model", "layer_skip", "ngram", "mtp")
 # ------------------------------------------------------------------------------------------------ config
 
 
-def config(asked: Speculation, version: str) -> EngineConfig:
+def config(asked: Speculation) -> ConfigText:
     """The generate call, from loading on."""
     draft, k, sampling = asked.draft, asked.num_speculative_tokens, _sampling(asked)
-    notes = [SPEEDUP_NOT_MEASURED, "batch 1 only"]
+    notes = ["batch 1 only"]
     lines = _loading(asked)
     if draft is not None and draft.method == "layer_skip":
         rule = "rejection"
@@ -57,20 +53,7 @@ def config(asked: Speculation, version: str) -> EngineConfig:
     else:
         rule = "none"
         lines.append(f"model.generate(**inputs, {sampling})")
-        missing = f"transformers has no {draft.method} drafting; this is plain decoding" if draft else "plain decoding"
-        notes.append(missing)
-    return EngineConfig(
-        engine=NAME,
-        version=version,
-        checked_against=CHECKED_AGAINST,
-        language="python",
-        text="\n".join(lines),
-        files={},
-        acceptance_rule=rule,
-        acceptance_length=asked.length(rule),
-        notes=notes,
-        warnings=[],
-    )
+    return ConfigText(text="\n".join(lines), rule=rule, notes=notes, language="python")
 
 
 def _sampling(asked: Speculation) -> str:
@@ -149,21 +132,3 @@ def _vocabulary_findings(plan: Plan) -> list[Finding]:
         )
         return [info("padding", message, both)]
     return []
-
-
-# ------------------------------------------------------------------------------------------------ telemetry
-
-
-def counts_of_series(series: Series) -> Counts | None:  # noqa: ARG001 - one signature for all engines
-    """A library, not a server: it counts nothing."""
-    return None
-
-
-def counts_of_object(found: Mapping[str, object]) -> Counts | None:  # noqa: ARG001
-    """A library, not a server: it counts nothing."""
-    return None
-
-
-def counts_of_line(line: str) -> Counts | None:  # noqa: ARG001
-    """A library, not a server: it counts nothing."""
-    return None

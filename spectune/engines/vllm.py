@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
+from spectune.drafting_spec import DraftSpec
 from spectune.engines import (
     OTHER_VOCABULARY,
-    SPEEDUP_NOT_MEASURED,
-    EngineConfig,
+    ConfigText,
     Finding,
     Plan,
     Speculation,
@@ -27,32 +27,28 @@ from spectune.engines import (
     warning,
 )
 from spectune.errors import ConfigError
-from spectune.telemetry import Counts, Series, by_position, number, numbers_of, several, total
+from spectune.telemetry import Counts, Series, by_position, number, numbers_of, several, steps_by_accepted, total
 
 NAME, CHECKED_AGAINST = "vLLM", "0.32"
 METHODS = ("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp")
-_WORTH_SAMPLING = 1.01
 
 
 # ------------------------------------------------------------------------------------------------ config
 
 
-def config(asked: Speculation, version: str) -> EngineConfig:
+def config(asked: Speculation) -> ConfigText:
     """`vllm serve` with its speculative config.
 
     Draft models propose their argmax by default; where sampling them is worth more than 1% of tokens a round,
     `draft_sample_method` says so.
     """
-    draft, rule, notes = asked.draft, "greedy_draft", [SPEEDUP_NOT_MEASURED]
-    settings = _method(asked)
-    if settings is None:
-        method = draft.method if draft else "none"
-        notes.append("plain decoding" if draft is None else f"vLLM has no {method} drafting; this is plain decoding")
-        return _config(asked, version, {}, "none", notes)
+    if asked.draft is None:
+        return _config(asked, {}, "none", [])
+    settings, rule, notes = _method(asked.draft), "greedy_draft", []
     if asked.padded:
         settings["use_heterogeneous_vocab"] = True
         notes.append("the embeddings differ in padding, which vLLM takes for another vocabulary: drafts greedily only")
-    elif draft and draft.method == "draft_model" and _worth_sampling(asked):
+    elif asked.draft.method == "draft_model" and asked.worth_sampling:
         rule, settings["draft_sample_method"] = "rejection", "probabilistic"
     settings["num_speculative_tokens"] = asked.num_speculative_tokens
     if asked.varies:
@@ -63,39 +59,25 @@ def config(asked: Speculation, version: str) -> EngineConfig:
             "the schedule is ignored under data parallelism",
         ]
     notes.append("requests with min_p or logit_bias are refused under speculation")
-    return _config(asked, version, settings, rule, notes)
+    return _config(asked, settings, rule, notes)
 
 
-def _method(asked: Speculation) -> dict[str, Any] | None:
-    draft = asked.draft
-    if draft is None or draft.method not in METHODS:
-        return None
+def _method(draft: DraftSpec) -> dict[str, Any]:
     if draft.method == "ngram":
         return {"method": "ngram", "prompt_lookup_min": draft.min_tokens, "prompt_lookup_max": draft.max_tokens}
     return {"method": draft.method} if draft.model is None else {"method": draft.method, "model": draft.model}
 
 
-def _worth_sampling(asked: Speculation) -> bool:
-    lengths = asked.lengths
-    return lengths.get("rejection", 1.0) > _WORTH_SAMPLING * lengths.get("greedy_draft", 1.0)
-
-
-def _config(asked: Speculation, version: str, settings: dict[str, Any], rule: str, notes: list[str]) -> EngineConfig:
+def _config(asked: Speculation, settings: dict[str, Any], rule: str, notes: list[str]) -> ConfigText:
     dtype = "" if asked.dtype in ("auto", "") else f" --dtype {asked.dtype}"
     value = f" \\\n  --speculative-config {shlex.quote(json.dumps(settings))}" if settings else ""
     served: dict[str, Any] = {"model": asked.target, **({"dtype": asked.dtype} if dtype else {})}
     served |= {"speculative-config": settings} if settings else {}
-    return EngineConfig(
-        engine=NAME,
-        version=version,
-        checked_against=CHECKED_AGAINST,
-        language="sh",
+    return ConfigText(
         text=f"vllm serve {shlex.quote(asked.target)}{dtype}{value}",
-        files={"vllm.yaml": yaml.safe_dump(served, sort_keys=False)},
-        acceptance_rule=rule,
-        acceptance_length=asked.length(rule),
+        rule=rule,
         notes=notes,
-        warnings=[],
+        files={"vllm.yaml": yaml.safe_dump(served, sort_keys=False)},
     )
 
 
@@ -245,14 +227,13 @@ def counts_of_object(found: Mapping[str, object]) -> Counts | None:
     histogram = found.get("acceptance_histogram")
     if "num_spec_steps" not in found or not isinstance(histogram, list):
         return None
-    steps = list(numbers_of(dict(zip(map(str, range(len(histogram))), histogram, strict=True))).values())
+    steps, at_least = steps_by_accepted(histogram)
     named = numbers_of(found, "num_draft_tokens", "num_accepted_draft_tokens")
-    at_least = [math.fsum(steps[j:]) for j in range(1, len(steps))]
     return Counts(
-        num_drafts=math.fsum(steps),
+        num_drafts=steps,
         num_draft_tokens=named.get("num_draft_tokens"),
         num_accepted_tokens=named.get("num_accepted_draft_tokens", math.fsum(at_least)),
-        accepted_by_position=tuple(at_least),
+        accepted_by_position=at_least,
     )
 
 
