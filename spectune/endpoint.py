@@ -1,6 +1,7 @@
 """Text from a server over HTTP. What a URL carries besides its place, credentials above all, is in no message."""
 
-from time import perf_counter
+from concurrent.futures import Future
+from threading import Thread
 from urllib.parse import urlsplit
 
 from spectune.errors import ConfigError, EngineError
@@ -35,9 +36,25 @@ def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
 
     Raises: EngineError where the server is missing, refuses, is too slow, dies midway or fails TLS.
     """
+    place, answer = shown(url), Future[str]()
+
+    def work() -> None:
+        try:
+            answer.set_result(_page(url, place, timeout_s))
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            answer.set_exception(error)
+
+    Thread(target=work, daemon=True).start()  # a server may send a byte now and then for ever
+    try:
+        return answer.result(timeout_s)
+    except TimeoutError:
+        problem = f"{place} has not answered whole after {timeout_s:g} s"
+        raise EngineError(problem, "check that the server is up") from None
+
+
+def _page(url: str, place: str, timeout_s: float) -> str:
     import httpx2
 
-    place, began = shown(url), perf_counter()
     try:
         with httpx2.stream("GET", url, timeout=timeout_s, follow_redirects=True) as answer:
             body = bytearray()
@@ -47,10 +64,6 @@ def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
                     raise EngineError(
                         f"{place} answers with more than {_MOST_BYTES >> 20} MiB", "is it a metrics page?"
                     )
-                if perf_counter() - began > timeout_s:
-                    raise EngineError(f"{place} is still answering after {timeout_s:g} s", "ask a quieter server")
-    except httpx2.TimeoutException as error:
-        raise EngineError(f"{place} does not answer within {timeout_s:g} s", "check that the server is up") from error
     except (httpx2.InvalidURL, UnicodeError) as error:
         raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
     except ImportError as error:  # a proxy of a kind that needs another package
@@ -80,6 +93,7 @@ def _reason(error: Exception) -> str:
         "peer closed": "the connection ended midway",
         "disconnected": "the connection ended midway",
         "unreachable": "the network is unreachable",
+        "timed out": "it does not answer in time",
     }.items():
         if sign in text:
             return said

@@ -10,8 +10,9 @@ import yaml
 
 from spectune.cli.app import run
 from spectune.drafting_spec import draft_spec
-from spectune.engines import EngineConfig, Speculation
+from spectune.engines import EngineConfig
 from spectune.engines.catalogue import ENGINES, engine_config, engine_named, recommended_config
+from spectune.engines.speculation import Speculation
 from spectune.errors import ConfigError
 from spectune.model_facts import model_facts
 from spectune.plan import recommend
@@ -174,6 +175,65 @@ def test_export_prints_what_to_paste_and_writes_its_files(tmp_path, capsys) -> N
     said = capsys.readouterr().out
     assert "--speculative-config" not in said
     assert said.startswith("# the profile's verdict is plain\n")
+
+
+@pytest.mark.parametrize(
+    ("engine", "draft", "wanted"),
+    [
+        ("sglang", "eagle3:head", ["--speculative-num-steps 3", "--speculative-eagle-topk 2",
+                                   "--speculative-num-draft-tokens 7"]),
+        ("trtllm", "eagle3:head", ["max_draft_len: 3", "use_dynamic_tree: true", "dynamic_tree_max_topK: 2",
+                                   "max_total_draft_tokens: 6"]),
+        ("trtllm", "mtp", ["max_draft_len: 3"]),
+        ("vllm", "eagle3:head", ['"num_speculative_tokens": 3']),
+        ("llama.cpp", "small.gguf", ["--spec-draft-n-max 3"]),
+        ("transformers", "small", ["num_assistant_tokens = 3"]),
+    ],
+)  # fmt: skip
+def test_trees_where_the_engine_has_them_and_chains_elsewhere(tmp_path, capsys, engine, draft, wanted) -> None:
+    """Asked for by hand: spectune measures chains, so no acceptance length stands beside a tree."""
+    make_profile(tmp_path / "p", {0.0: 0.85})
+    options = ["--draft", draft, "-k", "3", "--tree-width", "2", "--json"]
+    assert run(["export", str(tmp_path / "p"), "--engine", engine, *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    text = found["text"] + "".join(found["files"].values())
+    assert all(part in text for part in wanted), text
+    branches = engine == "sglang" or (engine, draft) == ("trtllm", "eagle3:head")
+    assert found["tree_width"] == (2 if branches else 1)
+    assert any("this is a chain" in note for note in found["notes"]) != branches
+    assert "tree" not in text or branches
+    assert any(f"{draft} at K = 3 in a tree of width 2 was not measured" in note for note in found["notes"])
+    assert found["acceptance_length"] is None
+    if branches:  # and what was written passes our own preflight
+        sets = {"trtllm": yaml.safe_load(found["files"].get("trtllm.yaml", "{}")).get("speculative_config", {})}
+        pairs = [f"{key}={value}" for key, value in sets.get(engine, {}).items()] or [
+            option.removeprefix("--").replace(" ", "=") for option in wanted
+        ]
+        head = f"eagle3:{model(tmp_path / 'd')}"
+        given = [part for pair in pairs for part in ("--set", pair)]
+        assert not any(f["level"] == "error" for f in doctor(capsys, model(tmp_path / "t"), head, engine, *given)[1])
+
+
+def test_another_measured_setting_keeps_its_own_acceptance(tmp_path, capsys) -> None:
+    decided = recommend(make_profile(tmp_path / "p", {0.0: 0.5}, verify_s=0.25, draft_s=0.05, ngram_acceptance=0.4))
+    assert decided.verdict == "plain"
+    base = ["export", str(tmp_path / "p"), "--engine", "vllm", "--json"]
+    assert run([*base, "-k", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    draft = decided.best_candidate.draft
+    candidate = next(c for c in decided.candidates if (c.draft, c.num_speculative_tokens) == (draft, 2))
+    assert (found["draft"], found["num_speculative_tokens"]) == (draft, 2)
+    assert found["acceptance_length"] == candidate.acceptance_length.estimate
+    assert any("the profile's verdict on it is plain" in note for note in found["notes"])
+    other = next(c.draft for c in decided.candidates if c.draft != draft)
+    assert run([*base, "--draft", other]) == 0
+    found = json.loads(capsys.readouterr().out)
+    best = max((c for c in decided.candidates if c.draft == other), key=lambda c: c.speedup.estimate)
+    assert (found["draft"], found["num_speculative_tokens"]) == (other, best.num_speculative_tokens)
+    for wrong, said in [("-k 0", "count from 1"), ("--tree-width 0", "count from 1"), ("--draft mtp", "give -k"),
+                        ("--draft eagle3:", "names no checkpoint")]:  # fmt: skip
+        assert run([*base, *wrong.split()]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_recommend_puts_engines_into_the_skill(tmp_path, capsys) -> None:

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -440,6 +441,11 @@ class _Server(BaseHTTPRequestHandler):
             self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/echo")
             self.end_headers()
             return
+        if self.path.startswith("/headers-for-ever"):
+            for number in range(40):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n" if number == 0 else b"X-%d: 1\r\n" % number)
+                threading.Event().wait(0.2)
+            return
         self.send_response(500 if self.path.startswith("/broken") else 200)
         if self.path.startswith("/midway"):
             self.send_header("Content-Length", str(len(page) + 500))
@@ -463,7 +469,7 @@ class _Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    served = HTTPServer(("127.0.0.1", 0), _Server)
+    served = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
     thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield f"127.0.0.1:{served.server_address[1]}"
@@ -500,8 +506,11 @@ def test_missing_slow_and_untrusted_servers_exit_with_three(server, capsys) -> N
     ):
         assert run(["telemetry", url]) == 3
         assert "hunter" not in capsys.readouterr().err
-    with pytest.raises(EngineError, match="still answering"):
-        fetched(f"http://{server}/slow", timeout_s=0.5)
+    for path in ("slow", "headers-for-ever"):
+        began = perf_counter()
+        with pytest.raises(EngineError, match="has not answered whole after"):
+            fetched(f"http://{server}/{path}", timeout_s=0.5)
+        assert perf_counter() - began < 5
     with pytest.raises(ConfigError):
         shown("http://[::1")
     for url in ("http://", "http://[::1", "http://a:b:c@d:e/", "http://a..b/m"):

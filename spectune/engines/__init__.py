@@ -1,15 +1,11 @@
 """Text for serving engines. No model runs here; costs belong to an engine, so no speed-up carries over."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
-from spectune.drafting_spec import DraftSpec, draft_spec
+from spectune.drafting_spec import DraftSpec
 from spectune.model_facts import ModelFacts
-from spectune.recommendation import BatchStep, Candidate, Recommendation
-
-_WORTH_SAMPLING = 1.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +26,9 @@ class EngineConfig:
     engine: str
     version: str  # that was asked for
     checked_against: str  # whose public documentation, source or parser the text was checked against
+    draft: str | None  # None: plain decoding
+    num_speculative_tokens: int  # of a tree: its depth
+    tree_width: int
     language: str  # of `text`, for the code fence
     text: str
     files: dict[str, str]
@@ -37,78 +36,6 @@ class EngineConfig:
     acceptance_length: float | None  # under that rule, bonus included; None where it is not known
     notes: list[str]
     warnings: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
-    """What is asked of an engine; `draft` None is plain decoding, `schedule` K by batch, 0 being plain."""
-
-    target: str
-    draft: DraftSpec | None
-    num_speculative_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    dtype: str
-    schedule: Sequence[BatchStep]
-    lengths: Mapping[str, float]  # acceptance length by rule
-    padded: bool = False  # the draft's embedding has another number of rows than the target's
-    instead_of: str | None = None  # the draft that was best, where the engine has no such method
-
-    @property
-    def worth_sampling(self) -> bool:
-        """Whether a draft that is sampled, not its argmax taken, is worth more than 1% of tokens a round."""
-        return self.lengths.get("rejection", 1.0) > _WORTH_SAMPLING * self.lengths.get("greedy_draft", 1.0)
-
-    def length(self, rule: str) -> float | None:
-        """Under an acceptance rule; None where it is not known."""
-        return 1.0 if rule == "none" else self.lengths.get(rule)
-
-    @property
-    def batches(self) -> list[tuple[int, int, int]]:
-        """(first, last, K) without gaps: a batch that was not measured has the K of the next larger one that was."""
-        ends = [step.batch for step in self.schedule]
-        ks = [step.num_speculative_tokens for step in self.schedule]
-        starts = [1, *(end + 1 for end in ends[:-1])]
-        return [(first, last, k) for first, last, k in zip(starts, ends, ks, strict=True)]
-
-    @property
-    def varies(self) -> bool:
-        """Whether K is another at another batch."""
-        return any(one.num_speculative_tokens != other.num_speculative_tokens for one, other in pairwise(self.schedule))
-
-
-def speculation(recommendation: Recommendation, methods: Sequence[str] | None = None) -> Speculation:
-    """The recommendation's best candidate; where it is not of these methods, the best that is, if any speculates."""
-    best, applies = recommendation.best_candidate, recommendation.applies_to
-    speculate, lengths = recommendation.verdict == "speculate", recommendation.acceptance_length_by_rule
-    schedule, instead_of = recommendation.by_batch if speculate else [], None
-    if methods is not None and draft_spec(best.draft).method not in methods:
-        able = [one for one in recommendation.candidates if _may_stand_in(one, recommendation, methods)]
-        if able:
-            instead_of, best = best.draft, max(able, key=lambda one: one.speedup.estimate)
-            rules = (
-                ("rejection", "greedy_draft") if best.temperature == 0.0 or "ngram" in best.draft else ("rejection",)
-            )
-            lengths, schedule = dict.fromkeys(rules, best.acceptance_length.estimate), []
-    return Speculation(
-        target=applies.target,
-        draft=draft_spec(best.draft),
-        num_speculative_tokens=best.num_speculative_tokens,
-        temperature=recommendation.temperature,
-        top_p=applies.top_p,
-        top_k=applies.top_k,
-        dtype=applies.dtype,
-        schedule=schedule,
-        lengths=lengths,
-        padded=best.draft in recommendation.padded_drafts,
-        instead_of=instead_of,
-    )
-
-
-def _may_stand_in(one: Candidate, recommendation: Recommendation, methods: Sequence[str]) -> bool:
-    same = one.temperature == recommendation.temperature and draft_spec(one.draft).method in methods
-    return same and (one.verdict == "speculate" or recommendation.verdict != "speculate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

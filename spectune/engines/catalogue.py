@@ -11,15 +11,14 @@ from spectune.engines import (
     EngineConfig,
     Finding,
     Plan,
-    Speculation,
     llama_cpp,
     sglang,
-    speculation,
     tensorrt_llm,
     transformers,
     vllm,
     warning,
 )
+from spectune.engines.speculation import Speculation, best_speculation
 from spectune.errors import ConfigError
 from spectune.recommendation import Recommendation
 from spectune.telemetry import Counts, Series, Telemetry, exposition, pooled, since, telemetry
@@ -57,7 +56,7 @@ def engine_named(asked: str) -> tuple[ModuleType, str]:
 def engine_config(asked: Speculation, engine: str) -> EngineConfig:
     """What to paste there; a version that it was not checked against is a warning. Raises: ConfigError."""
     module, version = engine_named(engine)
-    draft, notes = asked.draft, [_SPEEDUP_NOT_MEASURED]
+    draft, notes = asked.draft, [_SPEEDUP_NOT_MEASURED, *asked.notes]
     if draft is None:
         notes.append("plain decoding")
     elif draft.method not in module.METHODS:
@@ -65,11 +64,17 @@ def engine_config(asked: Speculation, engine: str) -> EngineConfig:
         asked = replace(asked, draft=None)
     elif asked.instead_of:
         notes.append(f"{module.NAME} has no {asked.instead_of}, the best here; {draft.text} is the best it has")
+    if asked.draft and asked.tree_width > 1 and asked.draft.method not in module.TREES:
+        notes.append(f"{module.NAME} verifies chains of {asked.draft.method} drafts, no trees; this is a chain")
+        asked = replace(asked, tree_width=1)
     written: ConfigText = module.config(asked)
     return EngineConfig(
         engine=module.NAME,
         version=version,
         checked_against=module.CHECKED_AGAINST,
+        draft=asked.draft.text if asked.draft else None,
+        num_speculative_tokens=asked.num_speculative_tokens if asked.draft else 0,
+        tree_width=asked.tree_width,
         language=written.language,
         text=written.text,
         files=written.files,
@@ -82,7 +87,7 @@ def engine_config(asked: Speculation, engine: str) -> EngineConfig:
 
 def recommended_config(recommendation: Recommendation, engine: str) -> EngineConfig:
     """For the best candidate that the engine can run. Raises: ConfigError."""
-    return engine_config(speculation(recommendation, engine_named(engine)[0].METHODS), engine)
+    return engine_config(best_speculation(recommendation, engine_named(engine)[0].METHODS), engine)
 
 
 def engine_findings(plan: Plan, engine: str) -> list[Finding]:

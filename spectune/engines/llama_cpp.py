@@ -13,7 +13,6 @@ from spectune.engines import (
     ConfigText,
     Finding,
     Plan,
-    Speculation,
     error,
     first_difference,
     info,
@@ -21,11 +20,13 @@ from spectune.engines import (
     pair_findings,
     warning,
 )
+from spectune.engines.speculation import Speculation
 from spectune.telemetry import Counts, Series, by_position, number, numbers_of, total
 
 NAME, CHECKED_AGAINST = "llama.cpp", "b11549"
 _TYPES = {"draft_model": "draft-simple", "ngram": "ngram-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
 METHODS = tuple(_TYPES)
+TREES = ()  # it verifies chains only
 _SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_ID = 5
 _REMOVED = {

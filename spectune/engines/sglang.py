@@ -15,7 +15,6 @@ from spectune.engines import (
     ConfigText,
     Finding,
     Plan,
-    Speculation,
     error,
     first_difference,
     is_count,
@@ -23,6 +22,7 @@ from spectune.engines import (
     pair_findings,
     warning,
 )
+from spectune.engines.speculation import Speculation
 from spectune.errors import ConfigError
 from spectune.telemetry import Counts, Series, mean, number, numbers_of, steps_by_accepted, total
 
@@ -30,14 +30,14 @@ NAME, CHECKED_AGAINST = "SGLang", "0.5"
 _ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
 _NO_DP_ATTENTION = ("STANDALONE", "NGRAM", "DFLASH")
 METHODS = tuple(_ALGORITHMS)
-_CHAINS = ("draft_model", "eagle", "eagle3", "mtp")
+TREES = ("draft_model", "eagle", "eagle3", "mtp")  # methods whose proposals may branch
 
 
 # ------------------------------------------------------------------------------------------------ config
 
 
 def config(asked: Speculation) -> ConfigText:
-    """`python -m sglang.launch_server` with a chain: topk 1, whose verified tokens are K + 1.
+    """`python -m sglang.launch_server` whose verified tokens count the root: K + 1 of a chain (topk 1).
 
     A schedule by batch is a file of adaptive tiers of one K each, which EAGLE and EAGLE-3 take.
     """
@@ -56,8 +56,8 @@ def config(asked: Speculation) -> ConfigText:
     elif draft:
         options += [
             f"--speculative-num-steps {k}",
-            "--speculative-eagle-topk 1",
-            f"--speculative-num-draft-tokens {k + 1}",
+            f"--speculative-eagle-topk {asked.tree_width}",
+            f"--speculative-num-draft-tokens {asked.tree_nodes + 1}",
         ]
         if asked.varies and draft.method in ("eagle", "eagle3"):
             # the nearest key is taken: both ends of every range
@@ -104,7 +104,7 @@ def _shape_findings(plan: Plan) -> list[Finding]:
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     steps, topk, tokens = (plan.settings.get(name) for name in names)
     given = [name for name in names if name in plan.settings]
-    if given and len(given) < 3 and plan.draft.method in _CHAINS:
+    if given and len(given) < 3 and plan.draft.method in TREES:
         missing = ", ".join(f"--{name.replace('_', '-')}" for name in names if name not in given)
         example = f": with topk 1, {steps + 1}" if is_count(steps) and topk == 1 else ""  # type: ignore[operator]
         message = f"steps, topk and draft tokens are set together or not at all: {missing} is missing"

@@ -14,7 +14,6 @@ from spectune.engines import (
     ConfigText,
     Finding,
     Plan,
-    Speculation,
     error,
     first_difference,
     is_count,
@@ -22,11 +21,13 @@ from spectune.engines import (
     pair_findings,
     warning,
 )
+from spectune.engines.speculation import Speculation
 from spectune.telemetry import Counts, Series, by_position, numbers_of, total
 
 NAME, CHECKED_AGAINST = "TensorRT-LLM", "1.3"
 _TYPES = {"draft_model": "Draft_Target", "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP", "suffix": "SA"}
 METHODS = tuple(_TYPES)
+TREES = ("eagle3",)  # methods whose proposals may branch
 _NOT_ON_PYTORCH = ("Medusa", "Lookahead")
 
 
@@ -43,6 +44,9 @@ def config(asked: Speculation) -> ConfigText:
         settings = {"decoding_type": _TYPES[draft.method], "max_draft_len": asked.num_speculative_tokens}
         if draft.model is not None:
             settings["speculative_model"] = draft.model
+        if asked.tree_width > 1:
+            settings |= {"use_dynamic_tree": True, "dynamic_tree_max_topK": asked.tree_width}
+            settings["max_total_draft_tokens"] = asked.tree_nodes
         if draft.method == "ngram":
             settings["max_matching_ngram_size"] = draft.max_tokens
             if draft.min_tokens > 1:

@@ -18,7 +18,6 @@ from spectune.engines import (
     ConfigText,
     Finding,
     Plan,
-    Speculation,
     error,
     first_difference,
     is_count,
@@ -26,11 +25,13 @@ from spectune.engines import (
     pair_findings,
     warning,
 )
+from spectune.engines.speculation import Speculation
 from spectune.errors import ConfigError
 from spectune.telemetry import Counts, Series, by_position, number, numbers_of, several, steps_by_accepted, total
 
 NAME, CHECKED_AGAINST = "vLLM", "0.32"
 METHODS = ("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp")
+TREES = ()  # it verifies chains only
 
 
 # ------------------------------------------------------------------------------------------------ config

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from spectune.drafting_spec import draft_spec
-from spectune.engines import Speculation
 from spectune.engines.catalogue import engine_config, read_telemetry
+from spectune.engines.speculation import Speculation
 from spectune.models import embedded_gguf
 
 PYTHON = os.environ.get("SPECTUNE_LLAMA_CPP_PYTHON")
