@@ -9,7 +9,7 @@ DEFAULT_DRAFT = "ngram:min=1,max=4"
 
 Method = Literal["draft_model", "layer_skip", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp"]
 _HEADS: tuple[Method, ...] = ("medusa", "eagle", "eagle3")
-_OWN: tuple[Method, ...] = ("suffix", "mtp")
+_OWN: tuple[Method, ...] = ("suffix", "mtp")  # may do without a checkpoint
 _MEASURED: tuple[Method, ...] = ("draft_model", "layer_skip", "ngram")
 
 
@@ -44,14 +44,17 @@ def draft_spec(spec: str) -> DraftSpec:
         if not rest.isdecimal():
             raise ConfigError(f"draft {spec!r} is not understood at {rest!r}", "write layers:20, a number of layers")
         return DraftSpec(method="layer_skip", layers=int(rest))
-    for method in _HEADS:
-        if name == method and colon:
+    if spec in _OWN:
+        return DraftSpec(method="mtp" if spec == "mtp" else "suffix")
+    for method in (*_HEADS, *_OWN):
+        if name == method:
             if not rest:
-                raise ConfigError(f"draft {spec!r} names no checkpoint", f"write {method}:MODEL")
+                raise ConfigError(
+                    f"draft {spec!r} names no checkpoint", f"write {method}:MODEL, or ./{spec} for a folder"
+                )
+            if method == "suffix":
+                raise ConfigError(f"draft {spec!r} is not understood at {rest!r}", "write suffix")
             return DraftSpec(method=method, model=rest)
-    for method in _OWN:
-        if spec == method:
-            return DraftSpec(method=method)
     return DraftSpec(method="draft_model", model=spec)
 
 

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from threading import Thread
 from urllib.parse import urlsplit
 
-from spectune.errors import ConfigError, EngineError
+from spectune.errors import ConfigError, EngineError, reason_of
 
 _TIMEOUT_S = 10.0
 _MOST_BYTES = 64 * 2**20
@@ -66,10 +66,14 @@ def _page(url: str, place: str, timeout_s: float) -> str:
                     )
     except (httpx2.InvalidURL, UnicodeError) as error:
         raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
-    except ImportError as error:  # a proxy of a kind that needs another package
+    except (ImportError, ValueError) as error:  # a proxy of an unknown kind, or of one that needs another package
         raise EngineError(
             f"{place} cannot be read: the proxy that the environment names is not supported",
             "unset ALL_PROXY, or install httpx2[socks]",
+        ) from error
+    except OSError as error:  # of SSL_CERT_FILE
+        raise EngineError(
+            f"{place} cannot be read: {reason_of(error)}", "check SSL_CERT_FILE and SSL_CERT_DIR"
         ) from error
     except httpx2.HTTPError as error:
         raise EngineError(f"{place} cannot be read: {_reason(error)}", "check the address and the server") from error
@@ -102,5 +106,5 @@ def _reason(error: Exception) -> str:
 
 def _remedy(status: int) -> str:
     if status in (401, 403):
-        return "give credentials, as in http://user:password@host/metrics"
+        return "give a user and password in the URL, before the host"
     return "check the path; most engines answer at /metrics, TensorRT-LLM at /prometheus/metrics"

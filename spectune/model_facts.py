@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spectune.errors import ConfigError
+from spectune.errors import ConfigError, reason_of
 
-_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "n_predict")
-_PADDING = re.compile(r"\[PAD\d+\]")  # how GGUF files fill up a vocabulary
+_MTP_LAYERS = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "num_mtp_layers",
+    "n_predict",
+)
+PADDING = re.compile(r"\[PAD\d+\]")  # how GGUF files fill up a vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +24,7 @@ class ModelFacts:
     """Of a model, from its config and tokenizer; None where they do not tell."""
 
     name: str
+    model_type: str | None = None  # its architecture
     vocab_size: int | None = None  # rows of the embedding
     max_positions: int | None = None
     mtp_layers: int | None = None  # tokens its own heads predict in a pass
@@ -25,6 +32,8 @@ class ModelFacts:
     tokenizer_kind: str | None = None  # as GGUF files name it
     add_bos: bool | None = None
     add_eos: bool | None = None
+    bos_id: int | None = None
+    eos_id: int | None = None
 
 
 def model_facts(name: str) -> ModelFacts:
@@ -32,29 +41,41 @@ def model_facts(name: str) -> ModelFacts:
 
     Raises: ConfigError where there is no config to read.
     """
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+        here = path.suffix == ".gguf" or path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, a path that may not be searched or is too long
+        raise ConfigError(f"{name[:200]} cannot be looked up", "check the path") from error
     if path.suffix == ".gguf":
         return _of_gguf(name, path)
-    read = _in_folder(path) if path.is_dir() else _on_hub(name)
+    read = _in_folder(path) if here else _on_hub(name)
     config = read("config.json")
     if config is None:
         raise ConfigError(f"{name} has no config.json to read", "give a model's folder, .gguf file or hub name")
     tokenizer, more = read("tokenizer.json") or {}, read("tokenizer_config.json") or {}
     inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
+    text = {**config, **inner} if isinstance(inner, dict) else config
     try:
         texts = _texts(tokenizer)
-    except (AttributeError, TypeError, KeyError, ValueError, IndexError) as error:
+    except (AttributeError, TypeError, KeyError, ValueError, IndexError, OverflowError) as error:
         raise ConfigError(f"the tokenizer.json of {name} is none", "check the file") from error
     return ModelFacts(
         name=name,
+        model_type=_text(config, "model_type"),
         vocab_size=_count(text, "vocab_size"),
         max_positions=_count(text, "max_position_embeddings", "n_positions"),
         mtp_layers=_count(text, *_MTP_LAYERS),
         texts=texts,
         add_bos=_flag(more, "add_bos_token"),
         add_eos=_flag(more, "add_eos_token"),
+        bos_id=_count(text, "bos_token_id"),
+        eos_id=_count(text, "eos_token_id"),
     )
+
+
+def _text(config: Mapping[str, Any], name: str) -> str | None:
+    value = config.get(name)
+    return value if isinstance(value, str) else None
 
 
 def _count(config: Mapping[str, Any], *names: str) -> int | None:
@@ -79,7 +100,11 @@ def _texts(tokenizer: Mapping[str, Any]) -> dict[int, str]:
 
 def _in_folder(folder: Path) -> Callable[[str], dict[str, Any] | None]:
     def read(file: str) -> dict[str, Any] | None:
-        return _json(folder / file) if (folder / file).exists() else None
+        try:
+            there = (folder / file).exists()
+        except OSError as error:
+            raise ConfigError(f"{folder / file} cannot be read: {reason_of(error)}", "check the folder") from error
+        return _json(folder / file) if there else None
 
     return read
 
@@ -92,11 +117,17 @@ def _on_hub(name: str) -> Callable[[str], dict[str, Any] | None]:
         try:
             return _json(Path(hf_hub_download(name, file)))
         except LocalEntryNotFoundError as error:
+            if file != "config.json":  # not among what was kept of it
+                return None
             raise ConfigError(f"{name} is no folder here, and the hub cannot be reached", "give a folder") from error
         except EntryNotFoundError:
             return None
         except (HfHubHTTPError, HFValidationError) as error:
             raise ConfigError(f"{name} is neither a folder here nor a model on the hub", "check the name") from error
+        except OSError as error:  # of the cache, or of the way there
+            raise ConfigError(
+                f"{name} cannot be fetched: {reason_of(error)}", "check the disk, or give a folder"
+            ) from error
 
     return read
 
@@ -114,28 +145,48 @@ def _json(path: Path) -> dict[str, Any]:
 def _of_gguf(name: str, path: Path) -> ModelFacts:
     try:
         return _gguf_facts(name, path)
-    except (OSError, ValueError, AttributeError, IndexError, KeyError) as error:
+    except Exception as error:  # its reader meets hostile files with any error
         raise ConfigError(f"{name} cannot be read as GGUF", "check the file") from error
 
 
 def _gguf_facts(name: str, path: Path) -> ModelFacts:
     from gguf import GGUFReader
 
-    reader = GGUFReader(path)
-    kind = str(reader.get_field("general.architecture").contents())
+    class Bounded(GGUFReader):  # type: ignore[misc]
+        """Reads nothing beyond the file's end, however many entries it claims to have."""
+
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            if int(offset) + int(count) > len(self.data):
+                raise ValueError("the file ends early")
+            return super()._get(offset, dtype, count, override_order)
+
+    reader = Bounded(path)
 
     def value(field: str) -> Any:
         found = reader.get_field(field)
         return None if found is None else found.contents()
 
-    tokens = value("tokenizer.ggml.tokens") or []
+    kind, tokens = str(value("general.architecture")), value("tokenizer.ggml.tokens")
+    read = {
+        "context": value(f"{kind}.context_length"),
+        "heads": value(f"{kind}.nextn_predict_layers"),
+        "bos": value("tokenizer.ggml.bos_token_id"),
+        "eos": value("tokenizer.ggml.eos_token_id"),
+        "add_bos": value("tokenizer.ggml.add_bos_token"),
+        "add_eos": value("tokenizer.ggml.add_eos_token"),
+        "tokenizer": value("tokenizer.ggml.model"),
+    }
+    texts = {token_id: str(text) for token_id, text in enumerate(tokens if isinstance(tokens, list) else [])}
     return ModelFacts(
         name=name,
-        vocab_size=len(tokens) or None,
-        max_positions=value(f"{kind}.context_length"),
-        mtp_layers=value(f"{kind}.nextn_predict_layers"),
-        texts={token_id: str(text) for token_id, text in enumerate(tokens) if not _PADDING.fullmatch(str(text))},
-        tokenizer_kind=value("tokenizer.ggml.model"),
-        add_bos=value("tokenizer.ggml.add_bos_token"),
-        add_eos=value("tokenizer.ggml.add_eos_token"),
+        model_type=kind,
+        vocab_size=len(texts) or None,
+        max_positions=_count(read, "context"),
+        mtp_layers=_count(read, "heads"),
+        texts=texts,
+        tokenizer_kind=_text(read, "tokenizer"),
+        add_bos=_flag(read, "add_bos"),
+        add_eos=_flag(read, "add_eos"),
+        bos_id=_count(read, "bos"),
+        eos_id=_count(read, "eos"),
     )

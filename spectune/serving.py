@@ -28,6 +28,8 @@ class ServedDepth:
 def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: str | None = None) -> ServedDepth:
     """Beyond the K in use acceptance is not seen: the last position's conditional rate is taken to go on.
 
+    Of drafts that vary in length, the longest is taken for K and rates are over all of them.
+
     Raises: InsufficientDataError without rates by position; ConfigError for a K that was not measured.
     """
     rates = seen.cumulative_acceptance_rate
@@ -37,11 +39,15 @@ def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: s
             "without acceptance by position K cannot be judged", "give a source that counts by position"
         )
     settings = _settings(profile, temperature, draft)
-    k = len(rates)
+    k = max(
+        len(rates), round(seen.num_draft_tokens / seen.num_drafts) if seen.num_drafts and seen.num_draft_tokens else 0
+    )
     if k not in settings:
         raise ConfigError(
             f"the server runs K = {k}, the profile goes up to {max(settings)}", f"profile with --max-k {k}"
         )
+    beyond = k - len(rates)  # positions at which nothing was accepted, which some servers leave out
+    rates, conditional = [*rates, *[0.0] * beyond], [*conditional, *[0.0] * beyond]
     last = conditional[-1] or 0.0
     reach = [*rates, *(rates[-1] * last**more for more in range(1, max(settings) - k + 1))]
     speedups = {0: 1.0}

@@ -6,8 +6,9 @@ of the acceptance length always: τ = 1 + accepted / drafts.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from spectune.errors import ConfigError
 
@@ -18,8 +19,9 @@ Series = dict[str, dict[Labels, float]]
 _MOST = 1e15  # beyond it no server has counted
 _START = "process_start_time_seconds"
 _SAME_START_S = 1.0
+_MADE = "_created"  # when a counter began
 _ENOUGH_TO_BE_DEAD = 50  # proposals
-_TELLING = re.compile(rf"(?!#).*spec|{_START}\b|sglang:generation_tokens_total\b")
+_TELLING = re.compile(rf"(?!#).*spec|{_START}\b|sglang:(?:generation_tokens|num_requests)_total\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,8 @@ def telemetry(engine: str, counts: Counts) -> Telemetry:
         draft_acceptance_rate=None if nothing else _rate(counts),
         cumulative_acceptance_rate=[one / drafts for one in kept] if drafts and kept else None,
         conditional_acceptance_rate=[
-            one / before if before else None for one, before in zip(kept, [drafts or 0.0, *kept], strict=False)
+            min(one / before, 1.0) if before else None  # above by rounding only
+            for one, before in zip(kept, [drafts or 0.0, *kept], strict=False)
         ]
         if kept
         else None,
@@ -104,7 +107,7 @@ def pooled(parts: Sequence[Counts]) -> Counts:
         accepted_by_position=tuple(by_position),
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
     )
-    last = parts[-1]
+    last = next((part for part in reversed(parts) if part.acceptance_length is not None), parts[-1])
     if summed.num_drafts is None and summed.num_rounds is None and last.acceptance_length is not None:
         summed = replace(summed, acceptance_length=last.acceptance_length, warnings=(*summed.warnings, _LAST_ONLY))
     if summed.num_draft_tokens is None and last.draft_acceptance_rate is not None:
@@ -162,7 +165,10 @@ def exposition(text: str) -> Series:
 def since(before: Series, after: Series) -> Series:
     """What was counted between two scrapes, series by series.
 
-    Raises: ConfigError where a counter fell, vanished, or the process started in between: the server restarted.
+    A series that the earlier one lacks counted from 0: some servers show a counter from its first increment on.
+
+    Raises: ConfigError where a counter fell, vanished, or was made anew, or the process started in between: the server
+    restarted.
     """
     remedy = "take both scrapes from one run of the server"
     starts = [sorted(series.get(_START, {}).values()) for series in (before, after)]
@@ -172,6 +178,8 @@ def since(before: Series, after: Series) -> Series:
     for name, values in after.items():
         for labels, value in values.items():
             earlier = before.get(name, {}).get(labels, 0.0)
+            if name.endswith(_MADE) and earlier and abs(value - earlier) > _SAME_START_S:
+                raise ConfigError(f"the server restarted between the two scrapes: {name} changed", remedy)
             if value < earlier and is_counter(name):
                 fell = f"{name} fell from {earlier:g} to {value:g}"
                 raise ConfigError(f"the server restarted between the two scrapes: {fell}", remedy)
@@ -184,7 +192,7 @@ def since(before: Series, after: Series) -> Series:
 
 def is_counter(name: str) -> bool:
     """Whether a metric only grows: counters end in _total, but for older ones of vLLM."""
-    return name.endswith("_total") or name.startswith("vllm:spec_decode_num_")
+    return name.endswith("_total") or (name.startswith("vllm:spec_decode_num_") and not name.endswith(_MADE))
 
 
 def total(series: Series, *names: str) -> float | None:
@@ -205,9 +213,9 @@ def by_position(series: Series, name: str, label: str = "position") -> tuple[flo
     return tuple(sums[place] for place in range(len(sums)))
 
 
-def mean(series: Series, name: str) -> float | None:
-    """Over all series of a gauge; None where there is none."""
-    values = series.get(name, {}).values()
+def mean(series: Series, name: str, among: Container[Labels]) -> float | None:
+    """Over the series of a gauge with these labels; None where there is none."""
+    values = [value for labels, value in series.get(name, {}).items() if labels in among]
     return math.fsum(values) / len(values) if values else None
 
 
@@ -272,6 +280,8 @@ def _require_possible(counts: Counts) -> None:
         impossible = f"{drafts:g} drafts with {proposed:g} tokens"
     elif drafts is not None and max(counts.accepted_by_position, default=0.0) > 1.01 * drafts + 1:
         impossible = f"{max(counts.accepted_by_position):g} accepted at a position in {drafts:g} drafts"
+    elif rising := next((p for p in pairwise(counts.accepted_by_position) if p[1] > 1.01 * p[0] + 1), None):
+        impossible = f"{rising[1]:g} accepted at a position after {rising[0]:g}"
     elif counts.draft_acceptance_rate is not None and counts.draft_acceptance_rate > 1:
         impossible = f"an acceptance rate of {counts.draft_acceptance_rate:g}"
     elif counts.acceptance_length is not None and 0 < counts.acceptance_length < 1:

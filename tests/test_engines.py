@@ -88,8 +88,12 @@ def test_the_batch_schedule_is_what_was_measured_and_nothing_in_between() -> Non
     tiers = json.loads(sglang.files["adaptive.json"])
     assert tiers == {str(b): {"candidate_steps": [k]} for b, k in ((1, 4), (2, 2), (8, 2), (9, 0), (32, 0))}
     assert "--speculative-adaptive-config adaptive.json" in sglang.text
-    for engine in ("sglang", "llama.cpp"):
-        assert any("no schedule by batch" in note for note in engine_config(given, engine).notes)
+    lookup = asked("ngram", schedule=SCHEDULE)
+    older = (engine_config(asked("eagle3:h", schedule=SCHEDULE), "sglang@0.5.3"), engine_config(given, "vllm@0.11"))
+    for config in (engine_config(given, "sglang"), engine_config(given, "llama.cpp"), engine_config(lookup, "trtllm"),
+                   engine_config(given, "trtllm@1.0"), *older):  # fmt: skip
+        assert any("no schedule by batch" in note for note in config.notes), config
+        assert not any("schedule" in text or "adaptive" in text for text in (config.text, *config.files.values()))
     growing = asked(
         "small", schedule=[BatchStep(batch=1, num_speculative_tokens=2), BatchStep(batch=8, num_speculative_tokens=4)]
     )
@@ -166,6 +170,11 @@ def test_export_prints_what_to_paste_and_writes_its_files(tmp_path, capsys) -> N
     written = (tmp_path / "out" / "vllm.yaml").read_text()
     assert written in said.out
     assert yaml.safe_load(written)["speculative-config"]["num_speculative_tokens"] == 4
+    assert run(["export", str(tmp_path / "p"), "--engine", "trtllm", "-o", str(tmp_path / "out")]) == 0
+    assert f"--config {tmp_path / 'out' / 'trtllm.yaml'}" in capsys.readouterr().out
+    (tmp_path / "file").touch()
+    assert run(["export", str(tmp_path / "p"), "--engine", "vllm", "-o", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
     assert run(["export", str(tmp_path / "p"), "--engine", "vllm@9", "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["version"] == "9"
@@ -257,6 +266,10 @@ def test_the_best_draft_that_an_engine_has_stands_in(tmp_path) -> None:
     config = recommended_config(decided, "vllm")
     assert vllm_settings(config)["method"] == "ngram"
     assert any("has no layers:8, the best here; ngram:min=1,max=4 is the best it has" in note for note in config.notes)
+    loads = replace(decided, by_batch=SCHEDULE)
+    assert any(
+        "no schedule by batch: it was decided for layers:8" in note for note in recommended_config(loads, "vllm").notes
+    )
     assert "assistant_early_exit=8" in recommended_config(decided, "transformers").text
     alone = replace(decided, candidates=[one for one in candidates if one.draft == "layers:8"])
     assert any("this is plain decoding" in note for note in recommended_config(alone, "vllm").notes)
@@ -307,6 +320,12 @@ def test_padded_vocabularies_of_one_tokenizer(tmp_path, capsys) -> None:
     code, found = doctor(capsys, target, draft, "transformers", "-k", "4")
     assert code == 0
     assert "assistant_tokenizer" in one(found, "padding", "info")
+    code, found = doctor(capsys, target, draft, "sglang", "-k", "4")
+    assert code == 2
+    assert "STANDALONE refuses embeddings of 152064 and 151936 rows" in one(found, "padding")
+    code, found = doctor(capsys, target, draft, "tensorrt-llm", "-k", "4")
+    assert code == 0
+    assert "padding only" in one(found, "padding", "info")
     code, found = doctor(capsys, target, draft, "vllm", "-k", "4", "--set", "use_heterogeneous_vocab=true")
     assert code == 0
 
@@ -338,6 +357,31 @@ def test_one_token_with_another_text(tmp_path, capsys, engine) -> None:
     code, found = doctor(capsys, target, draft, engine, "-k", "4")
     assert code == 2
     assert 'id 17 is "▁cat" in the target, "▁dog" in the draft' in one(found, "vocabulary")
+
+
+def test_a_token_that_one_model_lacks_is_never_accepted_and_no_more(tmp_path, capsys) -> None:
+    """151668 and 151665 tokens of one family in embeddings of one size: only SGLang and llama.cpp compare them all."""
+    target, draft = model(tmp_path / "t", 128, 93), model(tmp_path / "d", 128, 90, changed={})
+    for folder, last in ((target, 93), (draft, 90)):  # no token in the way of the others
+        written = json.loads(Path(folder, "tokenizer.json").read_text())
+        written["added_tokens"] = []
+        written["model"]["vocab"][f"word{last}"] = last
+        Path(folder, "tokenizer.json").write_text(json.dumps(written))
+    for engine, expected in {"vllm": 0, "tensorrt-llm": 0, "transformers": 0, "sglang": 2, "llama.cpp": 2}.items():
+        code, found = doctor(capsys, target, draft, engine, "-k", "4")
+        assert code == expected, engine
+        level = "error" if expected else "warning"
+        assert "word91" in one(found, "vocabulary", level), engine
+    assert "[PAD91]" in one(found, "vocabulary")  # as the converter to GGUF fills up
+
+
+def test_texts_that_a_terminal_cannot_show_are_escaped(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t", changed={17: "\x1b[2J\ud800"}), model(tmp_path / "d")
+    for engine in ("vllm", "llama.cpp"):
+        assert run(["doctor", "--target", target, "--draft", draft, "--engine", engine, "-k", "4"]) == 2
+        said = capsys.readouterr().out
+        assert "\x1b" not in said or engine == "llama.cpp"
+        assert "\\x1b[2J\\ud800" in said
 
 
 def test_llama_cpp_compares_texts_from_id_five_on(tmp_path, capsys) -> None:
@@ -375,6 +419,60 @@ def test_mtp_and_its_k(tmp_path, capsys) -> None:
         assert "no heads of its own" in one(
             doctor(capsys, model(tmp_path / engine), "mtp", engine, "-k", "1")[1], "mtp"
         )
+    untold = model(tmp_path / "untold", model_type="qwen3_next")
+    code, found = doctor(capsys, untold, "mtp", "vllm", "-k", "1")
+    assert code == 0
+    assert "does not tell" in one(found, "mtp", "warning")
+    inner = model(tmp_path / "inner", text_config={"hidden_size": 8}, mtp_num_hidden_layers=1)
+    assert doctor(capsys, inner, "mtp", "vllm", "-k", "2") == (0, [])
+    code, found = doctor(capsys, target, "mtp", "transformers", "-k", "2")
+    assert "what the model's 3 layers predict, not K = 2" in one(found, "mtp", "warning")
+    heads = model(tmp_path / "heads", num_nextn_predict_layers=2)
+    assert doctor(capsys, untold, f"mtp:{heads}", "vllm", "-k", "4") == (0, [])
+    assert "at most 2 or a multiple of 2" in one(doctor(capsys, untold, f"mtp:{heads}", "vllm", "-k", "3")[1], "mtp")
+
+
+def test_settings_are_found_however_they_are_given(tmp_path, capsys) -> None:
+    target, draft = model(tmp_path / "t"), model(tmp_path / "d")
+    whole = 'speculative_config={"num_speculative_tokens": 4, "draft_tensor_parallel_size": 3, "method": "ngram"}'
+    code, found = doctor(capsys, target, draft, "vllm", "--set", whole)
+    assert code == 2
+    assert "to 1" in one(found, "tensor-parallel")
+    assert "the settings say method ngram" in one(found, "method", "warning")
+    short = ("-k", "4", "--set", "-tp=4", "--set", "draft_tensor_parallel_size=4")
+    assert doctor(capsys, target, draft, "vllm", *short) == (0, [])
+    inner = ("-k", "4", "--set", "speculative_config.tensor_parallel_size=2")
+    assert "draft_tensor_parallel_size" in one(doctor(capsys, target, draft, "vllm", *inner)[1], "tensor-parallel")
+    code, found = doctor(capsys, target, draft, "vllm", "-k", "4", "--set", "draft_tensor_paralel_size=3")
+    assert code == 0
+    assert "draft_tensor_paralel_size" in one(found, "unknown-setting", "info")
+    for hostile in ("a=!!int ''", "a=!!bool x", "a=!!timestamp x", "a=[1, 2", "a=" + "[" * 5000, "=3", "a"):
+        assert run(["doctor", "--target", target, "--draft", draft, "--engine", "vllm", "--set", hostile]) == 2
+        assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_paths_that_cannot_be_looked_up_are_one_line(tmp_path, capsys) -> None:
+    target = model(tmp_path / "t")
+    (tmp_path / "folder.gguf").mkdir()
+    (tmp_path / "empty.gguf").touch()
+    names = ("~nosuchuser/m", "m" * 300, "a\0b", str(tmp_path / "folder.gguf"), str(tmp_path / "empty.gguf"))
+    for name in names:
+        assert run(["doctor", "--target", target, "--draft", name, "--engine", "vllm", "-k", "4"]) == 2
+        assert capsys.readouterr().err.count("\n") == 2
+
+
+@pytest.mark.parametrize("spec", ["eagle3", "medusa:", "suffix:4", "mtp:"])
+def test_drafts_that_name_too_little_or_too_much_are_refused(spec, capsys) -> None:
+    assert run(["doctor", "--target", "t", "--draft", spec, "--engine", "vllm"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: draft '{spec}'")
+
+
+def test_a_head_of_fewer_positions_than_the_target_is_told(tmp_path, capsys) -> None:
+    target, head = model(tmp_path / "t"), model(tmp_path / "d", max_position_embeddings=2048)
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        code, found = doctor(capsys, target, f"eagle3:{head}", engine, "-k", "3")
+        assert code == 0
+        assert "2048 positions" in one(found, "positions", "warning"), engine
 
 
 def test_prompt_lookup_bounds_of_vllm(tmp_path, capsys) -> None:
@@ -428,8 +526,15 @@ def test_the_shape_of_sglang(tmp_path, capsys) -> None:
     assert code == 2
     assert "num-draft-tokens must be 4" in one(found, "tree-shape")
     code, found = doctor(capsys, target, draft, "sglang", *steps, *topk, "--set", "speculative-num-draft-tokens=3")
-    assert code == 2
-    assert "must be 4, the root counts" in one(found, "tree-shape")
+    assert code == 0
+    assert "must be 4, the root counts: SGLang sets it so" in one(found, "tree-shape", "warning")
+    assert doctor(capsys, target, f"eagle:{draft}", "sglang", *steps, "--set", "speculative-adaptive=true")[0] == 0
+    tree = (*steps, "--set", "speculative-eagle-topk=2", "--set", "speculative-num-draft-tokens=7", "--set")
+    for setting, expected in {"attention-backend=trtllm_mha": 2, "page-size=64": 0,
+                              "speculative-use-rejection-sampling=true": 2}.items():  # fmt: skip
+        assert doctor(capsys, target, f"eagle:{draft}", "sglang", *tree, setting)[0] == expected
+    paged = (*tree, "page-size=64", "--set", "attention-backend=flashmla")
+    assert "chains" not in one(doctor(capsys, target, f"eagle:{draft}", "sglang", *paged)[1], "tree-shape")
     assert doctor(capsys, target, draft, "sglang", *steps, *topk, "--set", "speculative-num-draft-tokens=4")[0] == 0
     code, found = doctor(capsys, target, draft, "sglang", *steps)
     assert code == 2
@@ -459,7 +564,10 @@ def test_the_schedule_and_trees_of_tensorrt_llm(tmp_path, capsys) -> None:
     assert code == 2
     assert "the smallest key must equal max_draft_len" in one(found, "schedule")
     assert doctor(capsys, target, draft, "trtllm", *length, "draft_len_schedule={4: 4, 8: 2}") == (0, [])
-    for schedule in ("draft_len_schedule={4: 4, 8: 6}", "draft_len_schedule=4"):
+    assert doctor(capsys, target, f"eagle3:{draft}", "trtllm", *length, "use_dynamic_tree=true")[0] == 2
+    heads = model(tmp_path / "m", num_nextn_predict_layers=1)
+    assert doctor(capsys, heads, "mtp", "trtllm", "--set", "draft_len_schedule={4: 1, 8: 0}") == (0, [])
+    for schedule in ("draft_len_schedule={4: 4, 8: 6}", "draft_len_schedule=4", "draft_len_schedule={0: 4}"):
         assert doctor(capsys, target, draft, "trtllm", *length, schedule)[0] == 2
     both = ("draft_len_schedule={4: 4}", "--set", "max_concurrency=8")
     assert "exclude each other" in one(doctor(capsys, target, draft, "trtllm", *length, *both)[1], "schedule")

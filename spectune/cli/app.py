@@ -82,6 +82,6 @@ def _interrupted() -> int:
 
 
 def _fail(problem: str, remedy: str, exit_code: int) -> int:
-    problem = _CREDENTIALS.sub("…@", problem)
+    problem, remedy = (_CREDENTIALS.sub("…@", text) for text in (problem, remedy))
     print(f"error: {problem.rstrip('.')}\ntry:   {remedy}", file=sys.stderr)
     return exit_code

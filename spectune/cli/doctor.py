@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from spectune.engines import Finding
 
 _K_SETTINGS = ("num_speculative_tokens", "speculative_num_steps", "max_draft_len", "spec_draft_n_max")
+_K_ALONE = ("num_speculative_tokens", "spec_draft_n_max")  # which say nothing but K
+_IN_FULL = {"tp": "tensor_parallel_size", "tp_size": "tensor_parallel_size", "dp": "data_parallel_size",
+            "dp_size": "data_parallel_size"}  # fmt: skip
+_OF_THE_DRAFT = "speculative_config."
+_OF_BOTH = ("max_model_len", "tensor_parallel_size")  # which the target has too
 
 
 def doctor(
@@ -41,9 +46,10 @@ def doctor(
     from spectune.engines.catalogue import engine_findings
     from spectune.model_facts import model_facts
 
-    settings = dict(map(_setting, setting or []))
-    known = (settings[name] for name in _K_SETTINGS if isinstance(settings.get(name), int))
+    settings = {name: value for one in setting or [] for name, value in _settings(*_setting(one))}
+    known = iter([settings[name] for name in _K_SETTINGS if isinstance(settings.get(name), int)])
     k = next(known, None) if num_speculative_tokens is None else num_speculative_tokens
+    settings = {name: value for name, value in settings.items() if name not in _K_ALONE}
     if isinstance(k, int) and k < 1:
         raise ConfigError(f"K is {k}", "give a whole number of at least 1")
     spec = draft_spec(draft)
@@ -70,13 +76,23 @@ def _setting(text: str) -> tuple[str, object]:
     import yaml
 
     key, equals, value = text.partition("=")
-    name = key.strip().lstrip("-").replace("-", "_").removeprefix("speculative_config.")
+    name = key.strip().lstrip("-").replace("-", "_")
     if not equals or not name:
         raise ConfigError(f"--set {text} is not understood", "write --set tensor_parallel_size=4")
     try:
         return name, yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # its constructors meet hostile text with any error
         raise ConfigError(f"--set {name} has a value that is no YAML", "write it as in the engine's config") from error
+
+
+def _settings(name: str, value: object) -> list[tuple[str, object]]:
+    """Under the names that engines' rules look for; those of a speculative_config given whole, each for itself."""
+    if name == _OF_THE_DRAFT[:-1] and isinstance(value, dict):
+        return [one for key, inner in value.items() for one in _settings(f"{_OF_THE_DRAFT}{key}", inner)]
+    short = name.removeprefix(_OF_THE_DRAFT)
+    if short == name or short not in _OF_BOTH:
+        name = short
+    return [(_IN_FULL.get(name, name), value)]
 
 
 def _summary(found: "list[Finding]", engine: str, impossible: bool) -> str:

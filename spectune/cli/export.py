@@ -1,6 +1,7 @@
 """`spectune export`."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,7 @@ def export(
     if output:
         for name, text in config.files.items():
             write_whole(output / name, text)
+            config = replace(config, text=config.text.replace(f" {name}", f" {shlex.quote(str(output / name))}"))
     if as_json:
         print(json.dumps(asdict(config), indent=2, ensure_ascii=False))
         return

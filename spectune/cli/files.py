@@ -1,6 +1,7 @@
 """Files that commands write."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from spectune.errors import ConfigError, reason_of
@@ -16,6 +17,7 @@ def write_whole(path: Path, text: str, option: str = "-o") -> None:
         partial.write_text(text, "utf-8")
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         problem = f"{path} cannot be written: {reason_of(error)}"
         raise ConfigError(problem, f"give another file with {option}") from error

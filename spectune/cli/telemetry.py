@@ -37,9 +37,9 @@ def telemetry(
 ) -> int:
     """Read what a server tells of its speculative decoding, old names and new, on the scale of spectune's own figures.
 
-    Exits with 3 where a server cannot be read, with 4 where nothing was drafted.
+    Exits with 3 where a server cannot be read, with 4 where nothing was drafted or K cannot be judged.
     """
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from spectune.engines.catalogue import read_telemetry
 
@@ -53,13 +53,19 @@ def telemetry(
             raise EngineError(error.problem, error.remedy) from error
         raise
     nothing = seen.num_drafts == 0 or seen.num_draft_tokens == 0
-    depth = _depth(seen, profile, temperature, draft) if profile and not nothing else None
+    depth, unjudged = None, None
+    if profile and not nothing:
+        try:
+            depth = _depth(seen, profile, temperature, draft)
+        except InsufficientDataError as error:
+            unjudged = error
+            seen = replace(seen, warnings=[*seen.warnings, f"{error.problem}; {error.remedy}"])
     if as_json:
         result = {**asdict(seen), "depth": depth and asdict(depth)}
         print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(_summary(seen, depth))
-    return InsufficientDataError.exit_code if nothing else 0
+    return InsufficientDataError.exit_code if nothing or unjudged else 0
 
 
 def _text(source: str) -> str:
@@ -69,12 +75,15 @@ def _text(source: str) -> str:
         return fetched(source)
     try:
         if source == "-":
-            return sys.stdin.buffer.read(_MOST_BYTES).decode("utf-8")
-        return Path(source).read_bytes()[:_MOST_BYTES].decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source} is no text", "give a /metrics page, JSON or a log in UTF-8") from error
+            data = sys.stdin.buffer.read(_MOST_BYTES)
+        else:
+            with Path(source).open("rb") as file:
+                data = file.read(_MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"{source} cannot be read: {reason_of(error)}", "check the path") from error
+    if b"\0" in data:
+        raise ConfigError(f"{source} is no text", "give a /metrics page, JSON or a log in UTF-8")
+    return data.decode("utf-8", errors="replace")  # logs hold parts of characters
 
 
 def _depth(seen: "Telemetry", directory: Path, temperature: float, draft: str | None) -> "ServedDepth":

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spectune.drafting_spec import DraftSpec
-from spectune.model_facts import ModelFacts
+from spectune.model_facts import PADDING, ModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +80,61 @@ OTHER_VOCABULARY = (
 )
 
 
-def first_difference(plan: Plan, from_id: int = 0, below_id: int | None = None) -> str | None:
-    """The first token id in a range that the two tokenizers read as another text; None where all agree."""
-    ours, theirs = plan.target.texts, plan.model.texts if plan.model else {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where two tokenizers part; `lacks` where one only has tokens more than the other, a tenth at most."""
+
+    message: str
+    lacks: bool
+
+
+_MORE_TOKENS = 1.1
+
+
+def first_difference(plan: Plan) -> Difference | None:
+    """The first token id that the two tokenizers read as another text, else the first that one lacks.
+
+    None where all agree, and where one of them is not known. Tokens that only fill up a vocabulary are none.
+    """
+    ours, theirs = ({i: t for i, t in one.texts.items() if not PADDING.fullmatch(t)} for one in _models(plan))
     if not ours or not theirs:
         return None
-    for token_id in sorted(ours.keys() | theirs.keys()):
-        mine, other = ours.get(token_id), theirs.get(token_id)
-        if mine != other and token_id >= from_id and (below_id is None or token_id < below_id):
-            mine, other = ("missing" if text is None else f'"{text}"' for text in (mine, other))
-            sizes = "" if len(ours) == len(theirs) else f" ({len(ours)} tokens and {len(theirs)})"
-            return f"the tokenizers differ{sizes}: id {token_id} is {mine} in the target, {other} in the draft"
-    return None
+    common = sorted(ours.keys() & theirs.keys())
+    other_text = next((token_id for token_id in common if ours[token_id] != theirs[token_id]), None)
+    lacking = min(ours.keys() ^ theirs.keys(), default=None)
+    first = lacking if other_text is None else other_text
+    if first is None:
+        return None
+    sizes = "" if len(ours) == len(theirs) else f" ({len(ours)} tokens and {len(theirs)})"
+    message = f"the tokenizers differ{sizes}: {texts_at(first, ours.get(first), theirs.get(first))}"
+    few, many = sorted((len(ours), len(theirs)))
+    return Difference(message=message, lacks=other_text is None and many <= _MORE_TOKENS * few)
+
+
+def texts_at(token_id: int, ours: str | None, theirs: str | None) -> str:
+    """What an id is in the target and in the draft, in printable text."""
+    mine, other = ("missing" if text is None else f'"{printable(text)}"' for text in (ours, theirs))
+    return f"id {token_id} is {mine} in the target, {other} in the draft"
+
+
+def printable(text: str) -> str:
+    """As it is where a terminal can show it, else escaped."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def _models(plan: Plan) -> tuple[ModelFacts, ModelFacts]:
+    return plan.target, plan.model or plan.target
+
+
+def vocabulary_finding(plan: Plan, engine: str) -> Finding | None:
+    """For engines that compare nothing themselves, or sizes only: another text for an id is fatal, a lack is not."""
+    differing = first_difference(plan)
+    if differing is None:
+        return None
+    if not differing.lacks:
+        return error("vocabulary", differing.message, OTHER_VOCABULARY)
+    message = f"{differing.message}; {engine} does not compare tokens: such ones are never accepted"
+    return warning("vocabulary", message, "check that such tokens do not occur in your texts")
 
 
 def pair_findings(plan: Plan) -> list[Finding]:
@@ -103,7 +146,7 @@ def pair_findings(plan: Plan) -> list[Finding]:
     if unread and plan.draft.method == "draft_model":
         message = f"no tokenizer.json in {' and '.join(unread)}: the tokens were not compared"
         found.append(warning("tokenizer", message, "save the tokenizers in the fast format, and ask again"))
-    served = next((plan.settings[name] for name in _CONTEXT if is_count(plan.settings.get(name))), None)
+    served = next((plan.settings[name] for name in CONTEXT if is_count(plan.settings.get(name))), None)
     needed, own = served or plan.target.max_positions, plan.model.max_positions
     if own is not None and needed is not None and own < needed:  # type: ignore[operator]
         message = f"the draft has {own} positions, the target is served with {needed}: longer texts have no draft"
@@ -111,14 +154,25 @@ def pair_findings(plan: Plan) -> list[Finding]:
     return found
 
 
-_CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  # as the engines call it
+CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  # as the engines call it
 
 
 def mtp_findings(plan: Plan) -> list[Finding]:
-    """A target that has nothing to predict with."""
-    if plan.draft.method != "mtp" or plan.target.mtp_layers:
+    """A target that has nothing to predict with. Some architectures have heads that their config does not tell of."""
+    facts = plan.model or plan.target
+    if plan.draft.method != "mtp" or facts.mtp_layers:
         return []
-    return [error("mtp", f"{plan.target.name} has no heads of its own to predict with", "use another draft")]
+    if facts.mtp_layers is None and (facts.model_type or "").startswith(_MAY_HAVE_HEADS):
+        message = f"the config of {facts.name} does not tell how many tokens its own heads predict in a pass"
+        return [warning("mtp", message, "check that the engine knows its architecture's heads")]
+    return [error("mtp", f"{facts.name} has no heads of its own to predict with", "use another draft")]
+
+
+# model_type of what vLLM 0.32 serves with heads of its own (vllm/config/speculative.py)
+_MAY_HAVE_HEADS = (
+    "bailing", "deepseek", "dots3", "ernie", "exaone", "gemma4", "glm", "hy_v", "inkling", "kimi", "longcat", "mimo",
+    "minimax", "nemotron", "pangu", "qwen3_5", "qwen3_next", "qwen4", "step3",
+)  # fmt: skip
 
 
 def is_count(value: object) -> bool:

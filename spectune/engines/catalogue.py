@@ -2,15 +2,18 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
 from spectune.engines import (
+    CONTEXT,
     ConfigText,
     EngineConfig,
     Finding,
     Plan,
+    info,
     llama_cpp,
     sglang,
     tensorrt_llm,
@@ -35,9 +38,8 @@ _SPEEDUP_NOT_MEASURED = "speed-up not measured here"
 _ALSO = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "llamacpp": "llama.cpp", "hf": "transformers"}
 _DEPTH = 12  # of JSON
 _JSON = re.compile(r"\{|data:|\[\s*[\[{\]]")  # a log line may begin with a bracket, around its time
-_SAMPLE = re.compile(
-    r"^# (?:HELP|TYPE) |^[a-zA-Z_:][\w:]*(?:\{.*\})? [-+]?(?:[0-9][0-9.eE+-]*|NaN|Inf)(?: -?[0-9]+)?$", re.MULTILINE
-)
+_STREAM = re.compile(r"(?:event|id|retry|):.*?^data:", re.MULTILINE | re.DOTALL)
+_SAMPLE = re.compile(r"^# (?:HELP|TYPE) |^(?:vllm:|sglang:|llamacpp:|trtllm_)[\w:]+(?:\{.*\})? [-+\dNI]", re.MULTILINE)
 
 
 def engine_named(asked: str) -> tuple[ModuleType, str]:
@@ -64,6 +66,9 @@ def engine_config(asked: Speculation, engine: str) -> EngineConfig:
         asked = replace(asked, draft=None)
     elif asked.instead_of:
         notes.append(f"{module.NAME} has no {asked.instead_of}, the best here; {draft.text} is the best it has")
+    if asked.draft and asked.varies and _differs(module, version):
+        notes.append(f"no schedule by batch: what {module.NAME} {version} makes of one was not checked")
+        asked = replace(asked, schedule=[])
     if asked.draft and asked.tree_width > 1 and asked.draft.method not in module.TREES:
         notes.append(f"{module.NAME} verifies chains of {asked.draft.method} drafts, no trees; this is a chain")
         asked = replace(asked, tree_width=1)
@@ -93,10 +98,30 @@ def recommended_config(recommendation: Recommendation, engine: str) -> EngineCon
 def engine_findings(plan: Plan, engine: str) -> list[Finding]:
     """What a preflight finds there. Raises: ConfigError."""
     module, version = engine_named(engine)
-    found: list[Finding] = module.findings(plan)
+    settings = _Watched(plan.settings)
+    found: list[Finding] = module.findings(replace(plan, settings=settings))
+    if unread := sorted(plan.settings.keys() - settings.read - set(CONTEXT)):
+        message = f"no rule here looks at {', '.join(unread)}"
+        found.append(info("unknown-setting", message, "check the spelling; it may be fine all the same"))
     if _differs(module, version):
         found = [warning("version", _unchecked(module, version), "read its release notes for what changed"), *found]
     return found
+
+
+class _Watched(UserDict[str, object]):
+    """Settings that remember which of them were asked for."""
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        super().__init__(settings)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> object:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(str(name))
+        return super().__contains__(name)
 
 
 def _differs(module: ModuleType, version: str) -> bool:
@@ -128,25 +153,41 @@ def read_telemetry(text: str, earlier: str | None = None) -> Telemetry:
     now = _read(text)
     if earlier is None:
         return telemetry(now.engine, now.counts)
-    before = _read(earlier)
-    if now.series is None or before.series is None:
+    before = _bare(earlier)
+    if now.series is None or not _is_page(before):
         raise ConfigError("an interval needs two /metrics pages", "give one file of responses or log lines")
-    grown = _of_series(since(before.series, now.series))
+    grown = _of_series(since(exposition(before), now.series))
     return telemetry(grown.engine, grown.counts)
 
 
 def _read(text: str) -> _Read:
-    stripped = text.strip().lstrip("\ufeff")
-    remedy = "give a /metrics page, the JSON of responses, or log lines"
-    if not stripped:
-        raise ConfigError("there is nothing to read", remedy)
-    if stripped.startswith("<"):
-        raise ConfigError("this is HTML, no metrics", remedy)
-    if _JSON.match(stripped):
-        return _of_parts(_objects(stripped), "counts_of_object", "the JSON", remedy)
-    if _SAMPLE.search(stripped):
-        return _of_series(exposition(stripped))
-    return _of_parts(iter(stripped.splitlines()), "counts_of_line", "the text", remedy)
+    bare = _bare(text)
+    if _is_page(bare):
+        return _of_series(exposition(bare))
+    if _is_json(bare):
+        objects = _objects(bare)
+        read = _of_parts(objects, "counts_of_object") or _of_parts(_logged(objects), "counts_of_line")
+    else:
+        read = _of_parts(enumerate(bare.splitlines()), "counts_of_line")
+    if read is None:
+        raise ConfigError(f"the {'JSON' if _is_json(bare) else 'text'} tells nothing of speculative decoding", _REMEDY)
+    return read
+
+
+def _bare(text: str) -> str:
+    """Raises: ConfigError for nothing, and for a web page."""
+    bare = text.strip().lstrip("\ufeff")
+    if not bare or bare.startswith("<"):
+        raise ConfigError("this is HTML, no metrics" if bare else "there is nothing to read", _REMEDY)
+    return bare
+
+
+def _is_json(text: str) -> bool:
+    return bool(_JSON.match(text) or _STREAM.match(text))
+
+
+def _is_page(text: str) -> bool:
+    return not _is_json(text) and _SAMPLE.search(text) is not None
 
 
 def _of_series(series: Series) -> _Read:
@@ -159,42 +200,60 @@ def _of_series(series: Series) -> _Read:
     )
 
 
-def _of_parts(parts: "Iterator[str] | Iterator[Mapping[str, object]]", reader: str, what: str, remedy: str) -> _Read:
-    """All parts that one engine understands, pooled; the first that understands any is it."""
-    found: list[Counts] = []
+def _of_parts(parts: Iterable[tuple[Hashable, object]], reader: str) -> _Read | None:
+    """All parts that one engine understands, pooled; the first that understands any is it.
+
+    Of parts with equal keys, which are those of one stream, the last counts: they are running totals.
+    """
+    found: dict[Hashable, Counts] = {}
     its: str | None = None
-    for part in parts:
+    for key, part in parts:
         for name in [its] if its else _SERVERS:
             counts = getattr(_SERVERS[name], reader)(part)
             if counts is not None:
-                found.append(counts)
+                found[key] = counts
                 its = name
                 break
-    if its is None:
-        raise ConfigError(f"{what} tells nothing of speculative decoding", remedy)
-    return _Read(series=None, engine=its, counts=pooled(found))
+    return None if its is None else _Read(series=None, engine=its, counts=pooled(list(found.values())))
 
 
-def _objects(text: str) -> Iterator[Mapping[str, object]]:
-    """Every object of JSON, of JSON lines, or of a stream's `data:` lines."""
-    for found in _parsed(text):
-        yield from _inside(found, 0)
+def _objects(text: str) -> list[tuple[Hashable, Mapping[str, object]]]:
+    """Every object of JSON, of JSON lines, or of a stream's `data:` lines, with a key of its own or its stream's."""
+    found: list[tuple[Hashable, Mapping[str, object]]] = []
+    for stream, document in _parsed(text):
+        found += [
+            (len(found) + place if stream is None else stream, one) for place, one in enumerate(_inside(document, 0))
+        ]
+    return found
 
 
-def _parsed(text: str) -> list[object]:
+def _parsed(text: str) -> Iterator[tuple[Hashable, object]]:
+    """Documents, each with the stream that it is a chunk of."""
     try:
-        return [json.loads(text)]
+        yield None, json.loads(text)
+        return
     except (ValueError, RecursionError):
         pass
-    lines = [line.strip().removeprefix("data:").strip() for line in text.splitlines()]
-    found = []
+    lines, stream = [line.strip() for line in text.splitlines()], 0
+    streamed = any(line.startswith("data:") for line in lines)
     for number, line in enumerate(lines, 1):
-        if line and line != "[DONE]":
+        body = line.removeprefix("data:").strip() if line.startswith("data:") or not streamed else ""
+        if body == "[DONE]":
+            stream += 1
+        elif body:
             try:
-                found.append(json.loads(line))
+                document = json.loads(body)
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"line {number} is no JSON", "give whole responses, one a line") from error
-    return found
+            yield _stream(document, stream) if streamed else None, document
+            stream += isinstance(document, dict) and document.get("stop") is True
+
+
+def _stream(document: object, number: int) -> Hashable:
+    """The response that a chunk is of: by its id, else by its place between ends of streams."""
+    inner = document.get("meta_info") if isinstance(document, dict) else None
+    ids = (one.get("id") for one in (document, inner) if isinstance(one, dict))
+    return next((one for one in ids if isinstance(one, str) and one), f"stream {number}")
 
 
 def _inside(found: object, depth: int) -> Iterator[Mapping[str, object]]:
@@ -206,3 +265,12 @@ def _inside(found: object, depth: int) -> Iterator[Mapping[str, object]]:
     for one in inner:
         if isinstance(one, dict | list):
             yield from _inside(one, depth + 1)
+
+
+def _logged(objects: Sequence[tuple[Hashable, Mapping[str, object]]]) -> Iterator[tuple[Hashable, str]]:
+    """Lines of a log that was written as JSON."""
+    texts = [value for _, one in objects for value in one.values() if isinstance(value, str)]
+    return enumerate(line for text in texts for line in text.splitlines())
+
+
+_REMEDY = "give a /metrics page, the JSON of responses, or log lines"

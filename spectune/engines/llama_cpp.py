@@ -14,13 +14,14 @@ from spectune.engines import (
     Finding,
     Plan,
     error,
-    first_difference,
     info,
     mtp_findings,
     pair_findings,
+    texts_at,
     warning,
 )
 from spectune.engines.speculation import Speculation
+from spectune.model_facts import ModelFacts
 from spectune.telemetry import Counts, Series, by_position, number, numbers_of, total
 
 NAME, CHECKED_AGAINST = "llama.cpp", "b11549"
@@ -98,24 +99,47 @@ def _vocabulary_findings(plan: Plan) -> list[Finding]:
     if target.tokenizer_kind and draft.tokenizer_kind and target.tokenizer_kind != draft.tokenizer_kind:
         message = f"llama.cpp refuses vocabularies of kinds {target.tokenizer_kind} and {draft.tokenizer_kind}"
         found.append(error("vocabulary", message, remedy))
-    for name, mine, other in (("bos", target.add_bos, draft.add_bos), ("eos", target.add_eos, draft.add_eos)):
-        if None not in (mine, other) and mine != other:
-            message = f"one model adds a {name} token, the other does not"
-            found.append(error("vocabulary", message, remedy))
-    sizes = target.vocab_size, draft.vocab_size
-    if sizes[0] is not None and sizes[1] is not None and abs(sizes[0] - sizes[1]) > _SIZE_DIFFERENCE:
+    found += _edge_findings("bos", target.add_bos, draft.add_bos, target.bos_id, draft.bos_id)
+    found += _edge_findings("eos", target.add_eos, draft.add_eos, target.eos_id, draft.eos_id)
+    sizes = target.vocab_size or len(target.texts), draft.vocab_size or len(draft.texts)
+    if abs(sizes[0] - sizes[1]) > _SIZE_DIFFERENCE:
         message = f"llama.cpp refuses vocabularies of {sizes[0]} and {sizes[1]}: over {_SIZE_DIFFERENCE} apart"
         found.append(error("vocabulary", message, remedy))
-    shared = min(len(target.texts), len(draft.texts))
-    if differing := first_difference(plan, _FIRST_COMPARED_ID, shared):
-        found.append(error("vocabulary", differing, remedy))
-    elif not found and None not in sizes and sizes[0] != sizes[1]:
+    if not target.texts or not draft.texts:
+        return found
+    differing = [i for i in range(min(sizes)) if _text(target, i) != _text(draft, i)]
+    compared = [i for i in differing if i >= _FIRST_COMPARED_ID]
+    if compared:
+        place = compared[0]
+        message = f"the tokenizers differ: {texts_at(place, _text(target, place), _text(draft, place))}"
+        found.append(error("vocabulary", message, remedy))
+    elif not found and differing:
+        place = differing[0]
+        message = texts_at(place, _text(target, place), _text(draft, place))
+        message += f"; llama.cpp compares ids {_FIRST_COMPARED_ID} to {min(sizes) - 1} only"
+        found.append(warning("vocabulary", message, "check that such tokens do not occur in your texts"))
+    elif not found and sizes[0] != sizes[1]:
         message = f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding only"
         found.append(info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference"))
-    elif not found and first_difference(plan):
-        message = f"{first_difference(plan)}; llama.cpp compares ids {_FIRST_COMPARED_ID} to {shared - 1} only"
-        found.append(warning("vocabulary", message, "check that such tokens do not occur in your texts"))
     return found
+
+
+def _text(facts: ModelFacts, token_id: int) -> str:
+    """As it is in a GGUF file, which has one for every row of the embedding."""
+    return facts.texts.get(token_id, f"[PAD{token_id}]")
+
+
+def _edge_findings(
+    name: str, ours: bool | None, theirs: bool | None, our: int | None, their: int | None
+) -> list[Finding]:
+    """Of the token that begins or ends texts: both add it or neither, and the same one."""
+    if None not in (ours, theirs) and ours != theirs:
+        message = f"one model adds a {name} token, the other does not"
+        return [error("vocabulary", message, OTHER_VOCABULARY)]
+    if ours and None not in (our, their) and our != their:
+        message = f"the models add other {name} tokens, ids {our} and {their}"
+        return [error("vocabulary", message, OTHER_VOCABULARY)]
+    return []
 
 
 # ------------------------------------------------------------------------------------------------ telemetry

@@ -1,7 +1,8 @@
 """SGLang: --speculative-… options, what it refuses or changes, and what it tells of itself.
 
-Checked against the server arguments and metrics in sgl-project/sglang (srt/arg_groups/fields/spec.py,
-srt/arg_groups/speculative_hook.py, srt/observability/metrics_collector.py) of autumn 2026.
+Checked against the server arguments, their checks and the metrics in the package sglang 0.5.23
+(srt/arg_groups/fields/spec.py, srt/arg_groups/speculative_hook.py, srt/speculative/adaptive_spec_params.py,
+srt/speculative/standalone_worker_v2.py, srt/observability/metrics_collector.py).
 """
 
 import json
@@ -26,7 +27,7 @@ from spectune.engines.speculation import Speculation
 from spectune.errors import ConfigError
 from spectune.telemetry import Counts, Series, mean, number, numbers_of, steps_by_accepted, total
 
-NAME, CHECKED_AGAINST = "SGLang", "0.5"
+NAME, CHECKED_AGAINST = "SGLang", "0.5.23"
 _ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
 _NO_DP_ATTENTION = ("STANDALONE", "NGRAM", "DFLASH")
 METHODS = tuple(_ALGORITHMS)
@@ -60,13 +61,15 @@ def config(asked: Speculation) -> ConfigText:
             f"--speculative-num-draft-tokens {asked.tree_nodes + 1}",
         ]
         if asked.varies and draft.method in ("eagle", "eagle3"):
-            # the nearest key is taken: both ends of every range
+            # the largest key below is taken, once the nearest: both ends of every range
             ends = {batch: k for first, last, k in asked.batches for batch in (first, last)}
             tiers = {str(batch): {"candidate_steps": [k]} for batch, k in ends.items()}
             files["adaptive.json"] = json.dumps(tiers, indent=2) + "\n"
             options += ["--speculative-adaptive", "--speculative-adaptive-config adaptive.json"]
         elif asked.varies:
             notes.append(f"no schedule by batch: adaptive mode is for EAGLE, so K = {k} stays at every batch")
+    if draft and asked.tree_width > 1:
+        notes.append(f"a tree needs --page-size 1, or attention by {', '.join(_TREE_BACKENDS)}")
     return ConfigText(
         text=" \\\n  ".join(["python -m sglang.launch_server", *options]), rule=rule, notes=notes, files=files
     )
@@ -94,9 +97,8 @@ def findings(plan: Plan) -> list[Finding]:
     if algorithm and "max_running_requests" not in settings:
         message = "under speculation SGLang serves at most 48 requests at once unless --max-running-requests is given"
         found.append(warning("max-running-requests", message, "give it, the same for plain decoding"))
-    if method == "draft_model" and (differing := first_difference(plan)):
-        found.append(error("vocabulary", differing, OTHER_VOCABULARY))
-    return [*found, *pair_findings(plan)]
+    found += _sampling_findings(settings, algorithm)
+    return [*found, *(_vocabulary_findings(plan) if method == "draft_model" else []), *pair_findings(plan)]
 
 
 def _shape_findings(plan: Plan) -> list[Finding]:
@@ -104,16 +106,60 @@ def _shape_findings(plan: Plan) -> list[Finding]:
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     steps, topk, tokens = (plan.settings.get(name) for name in names)
     given = [name for name in names if name in plan.settings]
-    if given and len(given) < 3 and plan.draft.method in TREES:
+    adaptive = plan.settings.get("speculative_adaptive") is True  # which takes topk 1, and tokens from the steps
+    if given and len(given) < 3 and plan.draft.method in TREES and not adaptive:
         missing = ", ".join(f"--{name.replace('_', '-')}" for name in names if name not in given)
         example = f": with topk 1, {steps + 1}" if is_count(steps) and topk == 1 else ""  # type: ignore[operator]
         message = f"steps, topk and draft tokens are set together or not at all: {missing} is missing"
         if is_count(steps) and topk == 1:
             message += f"; num-draft-tokens must be {steps + 1}, the root counts"  # type: ignore[operator]
         return [error("tree-shape", message, f"give {missing}{example}")]
-    if is_count(steps) and topk == 1 and tokens != steps + 1:  # type: ignore[operator]
-        message = f"with topk 1 and {steps} steps, num-draft-tokens must be {steps + 1}, the root counts, not {tokens}"  # type: ignore[operator]
-        return [error("tree-shape", message, f"give --speculative-num-draft-tokens {steps + 1}")]  # type: ignore[operator]
+    if is_count(steps) and topk == 1 and is_count(tokens) and tokens != steps + 1:  # type: ignore[operator]
+        message = (
+            f"with topk 1 and {steps} steps, num-draft-tokens must be {steps + 1}, the root counts: SGLang sets it so"  # type: ignore[operator]
+        )
+        return [warning("tree-shape", message, f"give --speculative-num-draft-tokens {steps + 1}")]  # type: ignore[operator]
+    return _tree_findings(plan.settings, topk) if is_count(topk) and topk > 1 else []  # type: ignore[operator]
+
+
+_TREE_BACKENDS = ("flashinfer", "fa3", "triton")
+
+
+def _tree_findings(settings: Mapping[str, object], topk: object) -> list[Finding]:
+    backend, page = settings.get("attention_backend"), settings.get("page_size", 1)
+    found = []
+    if backend == "trtllm_mha":
+        found.append(error("tree-shape", f"trtllm_mha verifies chains only, not topk {topk}", "give topk 1"))
+    elif is_count(page) and page > 1 and backend is not None and backend not in _TREE_BACKENDS:  # type: ignore[operator]
+        message = f"topk {topk} with pages of {page} tokens runs on {', '.join(_TREE_BACKENDS)} only, not on {backend}"
+        found.append(error("tree-shape", message, "give --page-size 1, or one of these backends"))
+    if settings.get("speculative_adaptive") is True:
+        message = f"SGLang turns adaptive mode off with topk {topk}"
+        found.append(warning("schedule", message, "give topk 1, or leave --speculative-adaptive out"))
+    return found
+
+
+def _sampling_findings(settings: Mapping[str, object], algorithm: str) -> list[Finding]:
+    """Rejection sampling is for chains of EAGLE's kind."""
+    if settings.get("speculative_use_rejection_sampling") is not True:
+        return []
+    if algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
+        message = f"SGLang has no rejection sampling for {algorithm}"
+        return [error("sampling", message, "drop --speculative-use-rejection-sampling")]
+    if settings.get("speculative_eagle_topk", 1) != 1:
+        message = "SGLang's rejection sampling is for chains"
+        return [error("sampling", message, "give --speculative-eagle-topk 1")]
+    return []
+
+
+def _vocabulary_findings(plan: Plan) -> list[Finding]:
+    """STANDALONE compares sizes, then every token."""
+    differing, sizes = first_difference(plan), (plan.target.vocab_size, plan.model.vocab_size if plan.model else None)
+    if differing:
+        return [error("vocabulary", differing.message, OTHER_VOCABULARY)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        message = f"STANDALONE refuses embeddings of {sizes[0]} and {sizes[1]} rows, though the tokens are the same"
+        return [error("padding", message, "pad the draft to the target's size, or use llama.cpp or transformers")]
     return []
 
 
@@ -121,48 +167,72 @@ def _shape_findings(plan: Plan) -> list[Finding]:
 
 
 def counts_of_series(series: Series) -> Counts | None:
-    """From /metrics: newer versions count verify steps; the gauges are of the last log interval."""
+    """From /metrics: newer versions count verify steps; the gauges are of the last log interval.
+
+    A text's first token comes from its prompt. Workers that verified nothing lately are left out of the mean.
+    """
     steps, tokens = total(series, "sglang:spec_verify_calls_total"), total(series, "sglang:generation_tokens_total")
     if steps is not None and tokens is not None:
-        return Counts(num_drafts=steps, num_accepted_tokens=max(tokens - steps, 0.0), warnings=(_WHOLE_REQUESTS,))
+        first = total(series, "sglang:num_requests_total") or 0.0
+        accepted = max(tokens - first - steps, 0.0)
+        return Counts(num_drafts=steps, num_accepted_tokens=accepted, warnings=(_WHOLE_REQUESTS,))
     names = ("sglang:spec_accept_length", "sglang:spec_accept_rate", "sglang:spec_num_draft_tokens")
-    length, rate, slots = (mean(series, name) for name in names)
-    if length is None and rate is None:
+    if not any(name in series for name in names[:2]):
         return None
-    workers = len(series.get(names[0], {}))
-    return _averages(length, rate, slots, [f"the mean over {workers} workers"] if workers > 1 else [])
+    lengths = series.get(names[0], {})
+    busy = {labels for labels, value in lengths.items() if value >= 1} or lengths.keys()
+    length, rate, slots = (mean(series, name, busy or series.get(name, {})) for name in names)
+    return _averages(length, rate, slots, [f"the mean over {len(busy)} workers"] if len(busy) > 1 else [])
 
 
 _WHOLE_REQUESTS = "accepted tokens follow from generated ones, counted when requests end, those at K = 0 included"
 _HALF_A_DIGIT = 0.005
+_LONGEST = 1000  # tokens in a draft
 
 
 def _averages(length: float | None, rate: float | None, slots: float | None = None, more: Sequence[str] = ()) -> Counts:
-    """Rates before April 2026 were (accepted + 1)/(proposed + 1): told by which of both makes K a whole number."""
     warnings = [*more, "averages over the last log interval: no counts, no interval of time"]
     if length is not None and length < 1:
         return Counts(num_drafts=0.0)
     if length and rate:
-        old, new = _near_whole(length, rate, slots), _near_whole(length - 1, rate, slots and slots - 1)
-        if old == new:
-            rate, note = None, "whether this version's rate counts the bonus is not told: left out"
-            warnings.append(note)
-        elif old:
-            rate = (length - 1) / (round(length / rate) - 1)
-            warnings.append("this version's rate was (accepted + 1)/(proposed + 1); it is accepted/proposed here")
+        rate, note = _accepted_of_proposed(length, rate, slots)
+        warnings += [note] if note else []
     return Counts(acceptance_length=length, draft_acceptance_rate=rate, warnings=tuple(warnings))
 
 
-def _near_whole(tokens: float, rate: float, wanted: float | None) -> bool:
+def _accepted_of_proposed(length: float, rate: float, slots: float | None) -> tuple[float | None, str | None]:
+    """Rates were (accepted + 1)/proposed first, above 1 where all went well, then (accepted + 1)/(proposed + 1) from
+    October 2025 on, and are accepted/proposed since April 2026: told by which makes K a whole number, or that of the
+    tokens verified.
+    """
+    k = None if slots is None else slots - 1
+    above_one = rate > 1 + _HALF_A_DIGIT
+    new, old = _is_count(length - 1, rate, k, 1), not above_one and _is_count(length, rate, slots, 2)
+    oldest = (above_one or k is not None) and _is_count(length, rate, k, 1)
+    if [new, old, oldest].count(True) != 1:
+        return None, "whether this version's rate counts the bonus is not told: left out"
+    if new:
+        return rate, None
+    proposed = round(length / rate) - (1 if old else 0)
+    form = "(accepted + 1)/(proposed + 1)" if old else "(accepted + 1)/proposed"
+    return (length - 1) / proposed, f"this version's rate was {form}; it is accepted/proposed here"
+
+
+def _is_count(tokens: float, rate: float, wanted: float | None, least: int) -> bool:
     """Whether tokens/rate is what is wanted, else any whole number, as far as two decimals of each tell."""
     found = tokens / rate
-    off = found * _HALF_A_DIGIT / rate + _HALF_A_DIGIT / rate
+    if not found < _LONGEST:
+        return False
     whole = round(found) if wanted is None else wanted
-    return whole >= 1 and abs(found - whole) <= off
+    off = found * _HALF_A_DIGIT / rate + _HALF_A_DIGIT / rate
+    return whole >= least and abs(found - whole) <= off
 
 
 def counts_of_object(found: Mapping[str, object]) -> Counts | None:
-    """From meta_info of a response, under the names of any version."""
+    """From meta_info of a response, under the names of any version, or what /server_info tells of all of them."""
+    if "avg_spec_accept_length" in found:
+        length = numbers_of(found, "avg_spec_accept_length").get("avg_spec_accept_length")
+        return Counts(acceptance_length=length or None, warnings=("the mean since the server started",))
     if "spec_verify_ct" not in found:
         return None
     names = {

@@ -63,7 +63,12 @@ def best_speculation(recommendation: Recommendation, methods: Sequence[str] | No
     if methods is not None and draft_spec(best.draft).method not in methods:
         able = [one for one in recommendation.candidates if _may_stand_in(one, recommendation, methods)]
         if able:
-            return replace(_of(recommendation, _fastest(able)), instead_of=best.draft)
+            notes = (
+                [f"no schedule by batch: it was decided for {best.draft} only"]
+                if len(recommendation.by_batch) > 1
+                else []
+            )
+            return replace(_of(recommendation, _fastest(able)), instead_of=best.draft, notes=notes)
     schedule = recommendation.by_batch if recommendation.verdict == "speculate" else []
     return replace(_of(recommendation, best), schedule=schedule, lengths=recommendation.acceptance_length_by_rule)
 

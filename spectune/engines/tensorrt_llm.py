@@ -10,15 +10,15 @@ from typing import Any
 import yaml
 
 from spectune.engines import (
-    OTHER_VOCABULARY,
     ConfigText,
     Finding,
     Plan,
     error,
-    first_difference,
+    info,
     is_count,
     mtp_findings,
     pair_findings,
+    vocabulary_finding,
     warning,
 )
 from spectune.engines.speculation import Speculation
@@ -66,8 +66,11 @@ def config(asked: Speculation) -> ConfigText:
 
 
 def _add_schedule(asked: Speculation, settings: dict[str, Any], notes: list[str]) -> None:
-    """The smallest key must have max_draft_len; K that grows with the batch cannot be said."""
+    """The smallest key must have max_draft_len; K that grows with the batch cannot be said. N-gram takes none."""
     ranges = asked.batches
+    if asked.draft and asked.draft.method == "ngram":
+        notes.append("no schedule by batch: n-gram drafting takes none there")
+        return
     if ranges[0][2] != max(k for _, _, k in ranges):
         notes.append("no schedule by batch: K would grow with it, which its schedule cannot say")
         return
@@ -103,9 +106,17 @@ def findings(plan: Plan) -> list[Finding]:
     if settings.get("use_relaxed_acceptance_for_thinking"):
         message = "relaxed acceptance keeps tokens that the target would not: the output is not the target's"
         found.append(error("lossy", message, "leave use_relaxed_acceptance_for_thinking out"))
-    if method == "draft_model" and (differing := first_difference(plan)):
-        found.append(error("vocabulary", differing, OTHER_VOCABULARY))
+    if method == "draft_model":
+        found += _vocabulary_findings(plan)
     return [*found, *pair_findings(plan)]
+
+
+def _vocabulary_findings(plan: Plan) -> list[Finding]:
+    differing, sizes = vocabulary_finding(plan, NAME), (plan.target.vocab_size, plan.model and plan.model.vocab_size)
+    if differing is None and None not in sizes and sizes[0] != sizes[1]:
+        message = f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding only"
+        return [info("padding", message, "try it: whether TensorRT-LLM takes such a pair is not documented")]
+    return [differing] if differing else []
 
 
 def _schedule_findings(settings: Mapping[str, object], length: object) -> list[Finding]:
@@ -114,6 +125,10 @@ def _schedule_findings(settings: Mapping[str, object], length: object) -> list[F
         return []
     if not isinstance(schedule, dict) or not schedule or not all(map(is_count, (*schedule, *schedule.values()))):
         return [error("schedule", "draft_len_schedule is no map of batch to length", "write {4: 4, 8: 2}")]
+    if min(schedule) < 1:
+        return [error("schedule", "draft_len_schedule has a batch of 0", "count batches from 1")]
+    if length is None:
+        return []
     if not is_count(length):
         return [error("schedule", f"max_draft_len is {length}, no number", "give a whole number")]
     found, smallest = [], min(schedule)
@@ -134,6 +149,8 @@ def _tree_findings(settings: Mapping[str, object], length: object) -> list[Findi
     topk, nodes = settings.get("dynamic_tree_max_topK"), settings.get("max_total_draft_tokens")
     if topk is not None and not settings.get("use_dynamic_tree"):
         return [warning("tree-shape", "dynamic_tree_max_topK does nothing without use_dynamic_tree", "set both")]
+    if settings.get("use_dynamic_tree") and not (is_count(topk) and topk and is_count(length) and length):
+        return [error("tree-shape", "use_dynamic_tree needs dynamic_tree_max_topK and max_draft_len", "set both")]
     if not (is_count(topk) and is_count(nodes) and is_count(length)):
         return []
     if not length <= nodes <= topk * length:  # type: ignore[operator]

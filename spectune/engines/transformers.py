@@ -29,10 +29,8 @@ def config(asked: Speculation) -> ConfigText:
     lines = _loading(asked)
     if draft is not None and draft.method == "layer_skip":
         rule = "rejection"
-        lines.append(
-            f"model.generate(**inputs, assistant_early_exit={draft.layers}, num_assistant_tokens={k}, "
-            f'num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0, {sampling})'
-        )
+        lines += _constant("model", k)  # which is its own assistant
+        lines.append(f"model.generate(**inputs, assistant_early_exit={draft.layers}, {sampling})")
         notes.append("some architectures refuse it in this version")
     elif draft is not None and draft.method == "draft_model":
         rule = "rejection"
@@ -50,7 +48,8 @@ def config(asked: Speculation) -> ConfigText:
             notes.append("prompt lookup here has no lower bound, so it proposes more often than was measured")
     elif draft is not None and draft.method == "mtp":
         rule = "rejection"
-        lines.append(f"model.generate(**inputs, use_mtp=True, num_assistant_tokens={k}, {sampling})")
+        lines.append(f"model.generate(**inputs, use_mtp=True, {sampling})")
+        notes.append("K is the number of layers that the model predicts with")
     else:
         rule = "none"
         lines.append(f"model.generate(**inputs, {sampling})")
@@ -80,9 +79,16 @@ def _assisted(draft: str, k: int, asked: Speculation) -> list[str]:
     return [
         *(tokenizers if asked.padded else []),
         f"assistant = AutoModelForCausalLM.from_pretrained({draft!r}, dtype={asked.dtype!r})",
-        f"assistant.generation_config.num_assistant_tokens = {k}",
-        'assistant.generation_config.num_assistant_tokens_schedule = "constant"',
-        "assistant.generation_config.assistant_confidence_threshold = 0.0",
+        *_constant("assistant", k),
+    ]
+
+
+def _constant(model: str, k: int) -> list[str]:
+    """The draft's own configuration holds K and what would change it."""
+    return [
+        f"{model}.generation_config.num_assistant_tokens = {k}",
+        f'{model}.generation_config.num_assistant_tokens_schedule = "constant"',
+        f"{model}.generation_config.assistant_confidence_threshold = 0.0",
     ]
 
 
@@ -112,6 +118,10 @@ def findings(plan: Plan) -> list[Finding]:
     if settings.get("num_assistant_tokens_schedule", "constant") != "constant":
         message = "this schedule adapts K, and some keep what they learnt across calls"
         found.append(warning("schedule", message, 'set num_assistant_tokens_schedule to "constant"'))
+    layers, k = plan.target.mtp_layers, plan.num_speculative_tokens
+    if method == "mtp" and layers and k is not None and k != layers:
+        message = f"transformers proposes what the model's {layers} layers predict, not K = {k}"
+        found.append(warning("mtp", message, f"price K = {layers}"))
     if method == "draft_model" and plan.model:
         found += _vocabulary_findings(plan)
     return [*found, *mtp_findings(plan), *pair_findings(plan)]
@@ -123,10 +133,14 @@ def _vocabulary_findings(plan: Plan) -> list[Finding]:
     assert draft is not None, "a draft model has facts"
     sizes, differing = (plan.target.vocab_size, draft.vocab_size), first_difference(plan)
     both = "pass tokenizer= and assistant_tokenizer= to generate (universal assisted generation)"
+    if differing and sizes[0] == sizes[1] and not differing.lacks:
+        message = f"{differing.message}; with equal sizes transformers does not notice"
+        return [error("vocabulary", message, "use another draft")]
     if differing and sizes[0] == sizes[1]:
-        return [error("vocabulary", f"{differing}; with equal sizes transformers does not notice", "use another draft")]
+        message = f"{differing.message}; with equal sizes transformers does not notice: such ones are never accepted"
+        return [warning("vocabulary", message, "check that such tokens do not occur in your texts")]
     if differing:
-        return [warning("vocabulary", differing, both)]
+        return [warning("vocabulary", differing.message, both)]
     if None not in sizes and sizes[0] != sizes[1]:
         message = (
             f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding, taken for other tokenizers"

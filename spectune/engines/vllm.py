@@ -14,15 +14,14 @@ import yaml
 
 from spectune.drafting_spec import DraftSpec
 from spectune.engines import (
-    OTHER_VOCABULARY,
     ConfigText,
     Finding,
     Plan,
     error,
-    first_difference,
     is_count,
     mtp_findings,
     pair_findings,
+    vocabulary_finding,
     warning,
 )
 from spectune.engines.speculation import Speculation
@@ -91,6 +90,9 @@ def findings(plan: Plan) -> list[Finding]:
     """What vLLM would refuse, ignore or read otherwise."""
     found = [*_draft_findings(plan), *_lookup_findings(plan), *_mtp_findings(plan), *_gone_findings(plan)]
     settings, parallel = plan.settings, plan.settings.get("tensor_parallel_size")
+    if "speculative_config.tensor_parallel_size" in settings:
+        message = "speculative_config has no tensor_parallel_size"
+        found.append(error("tensor-parallel", message, "write draft_tensor_parallel_size"))
     own = settings.get("draft_tensor_parallel_size")
     if own is not None and own not in (1, parallel or 1):
         found.append(
@@ -112,30 +114,42 @@ def findings(plan: Plan) -> list[Finding]:
 
 
 def _draft_findings(plan: Plan) -> list[Finding]:
-    method, k = plan.draft.method, plan.num_speculative_tokens
+    method, asked, found = plan.draft.method, plan.settings.get("method"), pair_findings(plan)
     if method == "layer_skip":
-        return [error("method", "vLLM does not draft with the first layers of a target", "use n-gram or a draft model")]
-    if k is None and method not in ("mtp", "suffix"):
-        return [error("num-speculative-tokens", f"vLLM needs a K for {method}", "give --num-speculative-tokens")]
+        message = "vLLM does not draft with the first layers of a target"
+        found.append(error("method", message, "use n-gram or a draft model"))
+    elif plan.num_speculative_tokens is None and method not in ("mtp", "suffix"):
+        message = f"vLLM needs a K for {method}"
+        found.append(error("num-speculative-tokens", message, "give --num-speculative-tokens"))
+    if asked is not None and asked != method and not (method == "mtp" and str(asked).endswith("_mtp")):
+        message = f"the settings say method {asked}, the draft is read as {method}"
+        found.append(warning("method", message, "give the draft that is meant, as in --draft eagle3:MODEL"))
     if method == "suffix":
-        return [warning("package", "vLLM's suffix decoding needs the package arctic-inference", "install it there")]
-    if method != "draft_model" or plan.model is None:
-        return []
+        message = "vLLM's suffix decoding needs the package arctic-inference"
+        found.append(warning("package", message, "install it there"))
+    return [*found, *(_vocabulary_findings(plan) if method == "draft_model" and plan.model else [])]
+
+
+def _vocabulary_findings(plan: Plan) -> list[Finding]:
+    """VLLM compares the rows of the embeddings, and nothing else."""
+    draft = plan.model
+    assert draft is not None, "a draft model has facts"
     found = []
     mapped = plan.settings.get("use_heterogeneous_vocab") is True
     if mapped and plan.settings.get("draft_sample_method", "greedy") != "greedy":
         message = "use_heterogeneous_vocab drafts greedily only"
         found.append(error("vocabulary", message, "leave draft_sample_method at greedy"))
-    differing = first_difference(plan)
-    sizes = plan.target.vocab_size, plan.model.vocab_size
-    if not mapped and differing:
-        found.append(error("vocabulary", differing, OTHER_VOCABULARY))
-    elif not mapped and None not in sizes and sizes[0] != sizes[1]:
-        message = (
-            f"vLLM's draft_model refuses embeddings of {sizes[0]} and {sizes[1]} rows, though the tokens are the same"
-        )
+    if mapped:
+        return found
+    differing = vocabulary_finding(plan, NAME)
+    sizes = plan.target.vocab_size, draft.vocab_size
+    if differing:
+        found.append(differing)
+    if (differing is None or differing.level == "warning") and None not in sizes and sizes[0] != sizes[1]:
+        though = "though the tokens are the same" if differing is None else "whatever their tokens"
+        message = f"vLLM's draft_model refuses embeddings of {sizes[0]} and {sizes[1]} rows, {though}"
         found.append(error("padding", message, "pad the draft to the target's size, or set use_heterogeneous_vocab"))
-    return [*found, *pair_findings(plan)]
+    return found
 
 
 def _lookup_findings(plan: Plan) -> list[Finding]:
@@ -155,9 +169,10 @@ def _lookup_findings(plan: Plan) -> list[Finding]:
 
 
 def _mtp_findings(plan: Plan) -> list[Finding]:
-    layers, k = plan.target.mtp_layers, plan.num_speculative_tokens
+    heads, k = plan.model or plan.target, plan.num_speculative_tokens
+    layers = heads.mtp_layers
     if plan.draft.method == "mtp" and layers and k is not None and k > layers and k % layers:
-        message = f"K = {k} does not fit the {layers} tokens that {plan.target.name} predicts in a pass"
+        message = f"K = {k} does not fit the {layers} tokens that {heads.name} predicts in a pass"
         return [error("mtp", message, f"K must be at most {layers} or a multiple of {layers}")]
     return mtp_findings(plan)
 
@@ -257,6 +272,7 @@ def counts_of_line(line: str) -> Counts | None:
     rates = [number(rate) for rate in listed[1].split(", ")]
     total_rate = math.fsum(rates)
     drafts = float(round(min(accepted / total_rate if total_rate else proposed / len(rates), proposed)))
+    drafts = max(drafts, min(proposed, 1.0))
     without = mean is not None and accepted > 0 and abs(mean - total_rate) < abs(mean - 1 - total_rate)
     return Counts(
         num_drafts=drafts,
