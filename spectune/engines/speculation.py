@@ -9,6 +9,7 @@ from spectune.errors import ConfigError
 from spectune.recommendation import BatchStep, Candidate, Recommendation
 
 _WORTH_SAMPLING = 1.01
+_ON_THE_HUB = {"SmolLM2-135M-Instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # the embedded model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ def _of(recommendation: Recommendation, one: Candidate) -> Speculation:
     greedy = one.temperature == 0.0 or spec.method == "ngram"
     rules = ("rejection", "greedy_draft") if greedy else ("rejection",)
     return Speculation(
-        target=applies.target,
+        target=_ON_THE_HUB.get(applies.target, applies.target),
         draft=spec,
         num_speculative_tokens=one.num_speculative_tokens,
         temperature=recommendation.temperature,

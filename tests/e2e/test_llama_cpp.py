@@ -82,6 +82,9 @@ def test_an_exported_config_starts_and_its_counters_agree_with_a_client(draft, k
         timings = [answer(url, prompt)["timings"] for prompt in PROMPTS]
         with urllib.request.urlopen(f"{url}/metrics") as page:
             metrics = page.read().decode()
+        drafted, deadline = sum("draft_n" in one for one in timings), time.monotonic() + 10
+        while log.read_text(errors="replace").count("draft acceptance") < drafted and time.monotonic() < deadline:
+            time.sleep(0.1)  # it logs after it answers
     proposed = sum(one.get("draft_n", 0) for one in timings)
     accepted = sum(one.get("draft_n_accepted", 0) for one in timings)
     if draft is None:
