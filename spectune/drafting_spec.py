@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from spectune.errors import ConfigError
+from spectune.errors import ConfigError, may_hold_secrets
 
 DEFAULT_DRAFT = "ngram:min=1,max=4"
 
@@ -36,12 +36,13 @@ class DraftSpec:
 
 
 def draft_spec(spec: str) -> DraftSpec:
-    """Raises: ConfigError for what is not understood."""
+    """Raises: ConfigError for what is not understood, or could not stand on a command line."""
+    _require_name(spec)
     name, colon, rest = spec.partition(":")
     if name == "ngram":
         return _ngram(spec, rest)
     if name == "layers" and colon:
-        if not rest.isdecimal():
+        if not _is_small(rest) or int(rest) < 1:
             raise ConfigError(f"draft {spec!r} is not understood at {rest!r}", "write layers:20, a number of layers")
         return DraftSpec(method="layer_skip", layers=int(rest))
     if spec in _OWN:
@@ -55,7 +56,23 @@ def draft_spec(spec: str) -> DraftSpec:
             if method == "suffix":
                 raise ConfigError(f"draft {spec!r} is not understood at {rest!r}", "write suffix")
             return DraftSpec(method=method, model=rest)
+    if colon and "/" not in name and "\\" not in rest:
+        known = "ngram, layers, eagle, eagle3, medusa, mtp, suffix"
+        raise ConfigError(f"draft method {name!r} is not known", f"give one of {known}, or ./{spec} for a path")
     return DraftSpec(method="draft_model", model=spec)
+
+
+def _require_name(spec: str) -> None:
+    if may_hold_secrets(spec):
+        raise ConfigError("the draft looks like a URL with credentials", "give a model's name or path")
+    if not spec or not spec.isprintable():
+        raise ConfigError(f"draft {spec!r} is no name", "give a model, ngram, layers:N or another method")
+    if spec.startswith("-"):
+        raise ConfigError(f"draft {spec!r} looks like an option", f"write ./{spec} for a path")
+
+
+def _is_small(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 6
 
 
 def measured_draft(spec: str) -> DraftSpec:
@@ -72,7 +89,7 @@ def _ngram(spec: str, options: str) -> DraftSpec:
     bounds: dict[str, int] = {}
     for part in options.split(",") if options else []:
         key, _, value = part.partition("=")
-        if key not in ("min", "max") or not value.isdecimal() or key in bounds:
+        if key not in ("min", "max") or not _is_small(value) or key in bounds:
             raise ConfigError(f"draft {spec!r} is not understood at {part!r}", f"write {DEFAULT_DRAFT}")
         bounds[key] = int(value)
     given = next(iter(bounds.values()), None)

@@ -18,17 +18,20 @@ def is_url(text: str) -> bool:
 def shown(url: str) -> str:
     """The URL without user, password, query and fragment.
 
-    Raises: ConfigError for what is no URL of a server.
+    Raises: ConfigError for what is no URL of a server, and where an @ beyond the host leaves open where that is.
     """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
-    path = parts.path.rpartition("@")[2]  # a slash in a password ends the host early
-    if not host:
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise ConfigError(
+            "the URL has an @ beyond its host", "write / ? # in a password as %2F %3F %23, @ in a path as %40"
+        )
+    if not host or any(character.isspace() for character in parts.netloc):
         raise ConfigError("the URL names no host", "write http://host:port/metrics")
-    return f"{parts.scheme.lower()}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}{path}"
+    return f"{parts.scheme.lower()}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}{parts.path}"
 
 
 def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
@@ -36,7 +39,13 @@ def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
 
     Raises: EngineError where the server is missing, refuses, is too slow, dies midway or fails TLS.
     """
+    import httpx2
+
     place, answer = shown(url), Future[str]()
+    try:
+        httpx2.URL(url)
+    except (httpx2.InvalidURL, UnicodeError) as error:
+        raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
 
     def work() -> None:
         try:
@@ -65,7 +74,7 @@ def _page(url: str, place: str, timeout_s: float) -> str:
                         f"{place} answers with more than {_MOST_BYTES >> 20} MiB", "is it a metrics page?"
                     )
     except (httpx2.InvalidURL, UnicodeError) as error:
-        raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
+        raise EngineError(f"{place} leads to a malformed URL", "check the address and the server") from error
     except (ImportError, ValueError) as error:  # a proxy of an unknown kind, or of one that needs another package
         raise EngineError(
             f"{place} cannot be read: the proxy that the environment names is not supported",
@@ -106,5 +115,7 @@ def _reason(error: Exception) -> str:
 
 def _remedy(status: int) -> str:
     if status in (401, 403):
-        return "give a user and password in the URL, before the host"
+        return "give a user and password before the host, or pipe the page in: curl -H … | spectune telemetry -"
+    if status == 501:
+        return "start llama.cpp's server with --metrics"
     return "check the path; most engines answer at /metrics, TensorRT-LLM at /prometheus/metrics"

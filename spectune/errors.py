@@ -59,3 +59,16 @@ def reason_of(error: OSError) -> str:
     failures = error.args[0] if error.args and isinstance(error.args[0], list) else []
     text = str(failures[0][-1] if failures else error)
     return re.sub(r"^\[errno \d+\] ", "", text.lower()).split(":")[0]
+
+
+def printable(text: str) -> str:
+    """As it is where a terminal can show it, else escaped: texts of others may hold what steers a terminal."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+_MAY_HOLD_SECRETS = re.compile(r"(?://|:|%3a).*@|[/\w]\?\w+=", re.IGNORECASE | re.DOTALL)
+
+
+def may_hold_secrets(text: str) -> bool:
+    """Whether it looks like a URL with a user, password or token: such a text is quoted nowhere."""
+    return _MAY_HOLD_SECRETS.search(text) is not None

@@ -1,13 +1,14 @@
 """What a model's config and tokenizer say, before any weight is read: what engines hold two models against."""
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spectune.errors import ConfigError, reason_of
+from spectune.errors import ConfigError, may_hold_secrets, reason_of
 
 _MTP_LAYERS = (
     "num_nextn_predict_layers",
@@ -16,6 +17,8 @@ _MTP_LAYERS = (
     "num_mtp_layers",
     "n_predict",
 )
+_MOST = 1 << 48
+_MOST_BYTES = 1 << 28
 PADDING = re.compile(r"\[PAD\d+\]")  # how GGUF files fill up a vocabulary
 
 
@@ -34,6 +37,11 @@ class ModelFacts:
     add_eos: bool | None = None
     bos_id: int | None = None
     eos_id: int | None = None
+    layers: int | None = None
+    hidden_size: int | None = None
+    head: str | None = None  # its architecture, where that is one of a head
+    target_hidden_size: int | None = None  # that a head is for, where it tells
+    medusa_heads: int | None = None
 
 
 def model_facts(name: str) -> ModelFacts:
@@ -41,12 +49,16 @@ def model_facts(name: str) -> ModelFacts:
 
     Raises: ConfigError where there is no config to read.
     """
+    if may_hold_secrets(name):
+        raise ConfigError("a model's name looks like a URL with credentials", "give a name or path")
     try:
+        if not name:
+            raise ValueError
         path = Path(name).expanduser()
-        here = path.suffix == ".gguf" or path.is_dir()
+        is_gguf, here = path.suffix.lower() == ".gguf", path.is_dir()
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a path that may not be searched or is too long
-        raise ConfigError(f"{name[:200]} cannot be looked up", "check the path") from error
-    if path.suffix == ".gguf":
+        raise ConfigError(f"{name[:200]!r} cannot be looked up", "check the path") from error
+    if is_gguf:
         return _of_gguf(name, path)
     read = _in_folder(path) if here else _on_hub(name)
     config = read("config.json")
@@ -70,7 +82,18 @@ def model_facts(name: str) -> ModelFacts:
         add_eos=_flag(more, "add_eos_token"),
         bos_id=_count(text, "bos_token_id"),
         eos_id=_count(text, "eos_token_id"),
+        layers=_count(text, "num_hidden_layers", "n_layer"),
+        hidden_size=_count(text, "hidden_size", "n_embd"),
+        head=_head(config),
+        target_hidden_size=_count(text, "target_hidden_size"),
+        medusa_heads=_count(config, "medusa_num_heads"),
     )
+
+
+def _head(config: Mapping[str, Any]) -> str | None:
+    names = config.get("architectures")
+    architectures = [str(name) for name in names] if isinstance(names, list) else []
+    return next((name for name in architectures if re.search("eagle|medusa", name, re.IGNORECASE)), None)
 
 
 def _text(config: Mapping[str, Any], name: str) -> str | None:
@@ -80,7 +103,8 @@ def _text(config: Mapping[str, Any], name: str) -> str | None:
 
 def _count(config: Mapping[str, Any], *names: str) -> int | None:
     values = (config.get(name) for name in names)
-    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
+    counts = (value for value in values if isinstance(value, int) and not isinstance(value, bool))
+    return next((value for value in counts if 0 <= value < _MOST), None)
 
 
 def _flag(config: Mapping[str, Any], name: str) -> bool | None:
@@ -113,6 +137,8 @@ def _on_hub(name: str) -> Callable[[str], dict[str, Any] | None]:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries, which name the hub's whole URL
+
     def read(file: str) -> dict[str, Any] | None:
         try:
             return _json(Path(hf_hub_download(name, file)))
@@ -125,15 +151,18 @@ def _on_hub(name: str) -> Callable[[str], dict[str, Any] | None]:
         except (HfHubHTTPError, HFValidationError) as error:
             raise ConfigError(f"{name} is neither a folder here nor a model on the hub", "check the name") from error
         except OSError as error:  # of the cache, or of the way there
-            raise ConfigError(
-                f"{name} cannot be fetched: {reason_of(error)}", "check the disk, or give a folder"
-            ) from error
+            problem = f"{name} cannot be fetched: {reason_of(error)}"
+            raise ConfigError(problem, "check the disk, or give a folder") from error
+        except Exception as error:  # a hub that answers otherwise than one, or breaks off
+            raise ConfigError(f"{name} cannot be fetched from the hub", "try again, or give a folder") from error
 
     return read
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            raise ValueError("no file, or too large for one of these")
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON", "check the file") from error
@@ -152,6 +181,9 @@ def _of_gguf(name: str, path: Path) -> ModelFacts:
 def _gguf_facts(name: str, path: Path) -> ModelFacts:
     from gguf import GGUFReader
 
+    if not path.is_file():
+        raise ValueError("no file")
+
     class Bounded(GGUFReader):  # type: ignore[misc]
         """Reads nothing beyond the file's end, however many entries it claims to have."""
 
@@ -166,9 +198,11 @@ def _gguf_facts(name: str, path: Path) -> ModelFacts:
         found = reader.get_field(field)
         return None if found is None else found.contents()
 
-    kind, tokens = str(value("general.architecture")), value("tokenizer.ggml.tokens")
+    kind, tokens = str(value("general.architecture")), reader.get_field("tokenizer.ggml.tokens")
     read = {
         "context": value(f"{kind}.context_length"),
+        "layers": value(f"{kind}.block_count"),
+        "width": value(f"{kind}.embedding_length"),
         "heads": value(f"{kind}.nextn_predict_layers"),
         "bos": value("tokenizer.ggml.bos_token_id"),
         "eos": value("tokenizer.ggml.eos_token_id"),
@@ -176,7 +210,8 @@ def _gguf_facts(name: str, path: Path) -> ModelFacts:
         "add_eos": value("tokenizer.ggml.add_eos_token"),
         "tokenizer": value("tokenizer.ggml.model"),
     }
-    texts = {token_id: str(text) for token_id, text in enumerate(tokens if isinstance(tokens, list) else [])}
+    parts = [] if tokens is None else [tokens.parts[place] for place in tokens.data]
+    texts = {token_id: part.tobytes().decode("utf-8", errors="replace") for token_id, part in enumerate(parts)}
     return ModelFacts(
         name=name,
         model_type=kind,
@@ -189,4 +224,6 @@ def _gguf_facts(name: str, path: Path) -> ModelFacts:
         add_eos=_flag(read, "add_eos"),
         bos_id=_count(read, "bos"),
         eos_id=_count(read, "eos"),
+        layers=_count(read, "layers"),
+        hidden_size=_count(read, "width"),
     )

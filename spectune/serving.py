@@ -7,10 +7,10 @@ from spectune.costs import CostCells
 from spectune.errors import ConfigError, InsufficientDataError
 from spectune.fit import Setting, draft_record, fit_settings
 from spectune.profile import Profile
-from spectune.selection import choose
+from spectune.selection import MIN_GAIN, choose
 from spectune.telemetry import Telemetry
 
-_WORTH = 1.01  # times faster
+_WORTH = 1.01  # times faster; another K must gain what counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,10 @@ class ServedDepth:
     speedup: float
     best_num_speculative_tokens: int  # 0: plain
     best_speedup: float
+    profiled_acceptance_length: float  # at this K, in the profile
+    target: str  # whose costs these are, in which engine, on what
+    engine: str
+    hardware: str
 
 
 def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: str | None = None) -> ServedDepth:
@@ -43,7 +47,7 @@ def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: s
         len(rates), round(seen.num_draft_tokens / seen.num_drafts) if seen.num_drafts and seen.num_draft_tokens else 0
     )
     if k not in settings:
-        raise ConfigError(
+        raise InsufficientDataError(
             f"the server runs K = {k}, the profile goes up to {max(settings)}", f"profile with --max-k {k}"
         )
     beyond = k - len(rates)  # positions at which nothing was accepted, which some servers leave out
@@ -55,7 +59,7 @@ def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: s
         speedups[depth] = (1 + sum(reach[:depth])) * setting.plain_s / setting.round_s
     best = max(speedups, key=lambda depth: (speedups[depth], -depth))
     verdict: Literal["too long", "too short", "right", "plain is faster"] = "right"
-    if speedups[best] > _WORTH * speedups[k]:
+    if speedups[best] > (_WORTH if best == 0 else MIN_GAIN) * speedups[k]:
         verdict = "plain is faster" if best == 0 else "too long" if best < k else "too short"
     return ServedDepth(
         verdict=verdict,
@@ -64,6 +68,10 @@ def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: s
         speedup=speedups[k],
         best_num_speculative_tokens=best,
         best_speedup=speedups[best],
+        profiled_acceptance_length=settings[k].acceptance_length.estimate,
+        target=profile.manifest.target.name,
+        engine=profile.manifest.settings.engine,
+        hardware=profile.manifest.environment.hardware,
     )
 
 

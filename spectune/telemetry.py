@@ -8,9 +8,9 @@ import math
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-from spectune.errors import ConfigError
+from spectune.errors import ConfigError, printable
 
 Labels = tuple[tuple[str, str], ...]
 Series = dict[str, dict[Labels, float]]
@@ -21,7 +21,9 @@ _START = "process_start_time_seconds"
 _SAME_START_S = 1.0
 _MADE = "_created"  # when a counter began
 _ENOUGH_TO_BE_DEAD = 50  # proposals
-_TELLING = re.compile(rf"(?!#).*spec|{_START}\b|sglang:(?:generation_tokens|num_requests)_total\b")
+_TELLING = re.compile(
+    rf"(?:vllm|sglang|llamacpp):spec_|trtllm_spec_|{_START}\b|sglang:(?:generation_tokens|num_requests)_total\b"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,11 @@ _ONE = Counts(num_drafts=1.0)
 _LAST_ONLY = "the source gives averages without counts, which cannot be pooled: the last one is shown"
 
 
+def lines_of(text: str) -> list[str]:
+    """What stands between line feeds; other separators of Unicode are parts of texts."""
+    return [line.rstrip("\r") for line in text.split("\n")]
+
+
 def exposition(text: str) -> Series:
     """Samples of Prometheus text whose name tells of speculation, and when the process started.
 
@@ -144,7 +151,7 @@ def exposition(text: str) -> Series:
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    lines = [line for line in text.splitlines() if _TELLING.match(line)]
+    lines = [line for line in lines_of(text) if _TELLING.match(line)]
     series: Series = {}
     try:
         families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
@@ -170,7 +177,7 @@ def since(before: Series, after: Series) -> Series:
     Raises: ConfigError where a counter fell, vanished, or was made anew, or the process started in between: the server
     restarted.
     """
-    remedy = "take both scrapes from one run of the server"
+    remedy = "take both scrapes from one run of the server, and give the earlier one first"
     starts = [sorted(series.get(_START, {}).values()) for series in (before, after)]
     if any(abs(one - other) > _SAME_START_S for one, other in zip(*starts, strict=False)):
         raise ConfigError("the server restarted between the two scrapes: its process is another", remedy)
@@ -221,7 +228,7 @@ def mean(series: Series, name: str, among: Container[Labels]) -> float | None:
 
 def several(series: Series, name: str, label: str) -> list[str]:
     """A warning where one label has several values, which are pooled."""
-    values = sorted({dict(labels)[label] for labels in series.get(name, {}) if label in dict(labels)})
+    values = sorted({printable(dict(labels)[label]) for labels in series.get(name, {}) if label in dict(labels)})
     return [f"pooled over {len(values)} values of {label}: {', '.join(values[:5])}"] if len(values) > 1 else []
 
 
@@ -252,7 +259,10 @@ def numbers_of(found: Mapping[str, object], *names: str) -> dict[str, float]:
 def steps_by_accepted(histogram: Sequence[object]) -> tuple[float, tuple[float, ...]]:
     """Of a histogram of steps by accepted tokens: all steps, and by position those that accepted so far."""
     steps = list(numbers_of({str(place): count for place, count in enumerate(histogram)}).values())
-    return math.fsum(steps), tuple(math.fsum(steps[j:]) for j in range(1, len(steps)))
+    if len(steps) < len(histogram):
+        raise ConfigError("the histogram of accepted tokens has gaps", "give the engine's own output")
+    at_least = list(accumulate(reversed(steps)))[::-1]
+    return at_least[0] if at_least else 0.0, tuple(at_least[1:])
 
 
 def _length(counts: Counts) -> float | None:

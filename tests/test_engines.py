@@ -1,7 +1,9 @@
 """Configs as text, and preflight: every case that users ran into, with the right answer."""
 
 import json
+import os
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,7 +142,7 @@ def test_the_rule_and_its_length_stand_beside_each_config() -> None:
 @pytest.mark.parametrize("engine", list(ENGINES))
 def test_a_draft_that_an_engine_has_not_is_said_and_plain_decoding_given(engine) -> None:
     config = engine_config(asked("layers:8" if engine != "transformers" else "suffix"), engine)
-    assert any("this is plain decoding" in note for note in config.notes)
+    assert "this is plain decoding" in config.warnings[0]
     assert (config.acceptance_rule, config.acceptance_length) == ("none", 1.0)
     assert "spec" not in config.text
     assert engine_config(asked(None), engine).text == config.text
@@ -168,7 +170,7 @@ def test_export_prints_what_to_paste_and_writes_its_files(tmp_path, capsys) -> N
     assert "vllm serve toy --dtype float32" in said.out
     assert said.err == ""
     written = (tmp_path / "out" / "vllm.yaml").read_text()
-    assert written in said.out
+    assert f"# wrote {tmp_path / 'out' / 'vllm.yaml'}\n" in said.out
     assert yaml.safe_load(written)["speculative-config"]["num_speculative_tokens"] == 4
     assert run(["export", str(tmp_path / "p"), "--engine", "trtllm", "-o", str(tmp_path / "out")]) == 0
     assert f"--config {tmp_path / 'out' / 'trtllm.yaml'}" in capsys.readouterr().out
@@ -209,7 +211,7 @@ def test_trees_where_the_engine_has_them_and_chains_elsewhere(tmp_path, capsys, 
     assert all(part in text for part in wanted), text
     branches = engine == "sglang" or (engine, draft) == ("trtllm", "eagle3:head")
     assert found["tree_width"] == (2 if branches else 1)
-    assert any("this is a chain" in note for note in found["notes"]) != branches
+    assert any("this is a chain" in text for text in found["warnings"]) != branches
     assert "tree" not in text or branches
     assert any(f"{draft} at K = 3 in a tree of width 2 was not measured" in note for note in found["notes"])
     assert found["acceptance_length"] is None
@@ -223,6 +225,39 @@ def test_trees_where_the_engine_has_them_and_chains_elsewhere(tmp_path, capsys, 
         assert not any(f["level"] == "error" for f in doctor(capsys, model(tmp_path / "t"), head, engine, *given)[1])
 
 
+def test_what_is_printed_can_be_saved_and_run(tmp_path, capsys) -> None:
+    """Notes are comments, a file that the command needs is written first, names with spaces stay whole."""
+    make_profile(tmp_path / "p", {0.0: 0.85})
+    assert run(["export", str(tmp_path / "p"), "--engine", "trtllm@1.0", "--draft", "my trtllm.yaml", "-k", "2"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# warning: not checked against TensorRT-LLM 1.0")
+    script = tmp_path / "run.sh"
+    script.write_text('trtllm-serve() { for one in "$@"; do echo "$one"; done; }\n' + text)
+    done = subprocess.run(["bash", str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:-1] == ["toy", "--config", "trtllm.yaml"]
+    settings = yaml.safe_load((tmp_path / "trtllm.yaml").read_text())["speculative_config"]
+    assert settings["speculative_model"] == "my trtllm.yaml"
+    folder = tmp_path / "a folder"
+    options = ["--draft", "my trtllm.yaml", "-k", "2", "-o", str(folder)]
+    assert run(["export", str(tmp_path / "p"), "--engine", "trtllm", *options]) == 0
+    assert shlex.split(capsys.readouterr().out, comments=True)[-1] == str(folder / "trtllm.yaml")
+    victim = tmp_path / "victim"
+    (folder / ".trtllm.yaml.partial").symlink_to(victim)
+    assert run(["export", str(tmp_path / "p"), "--engine", "trtllm", *options]) == 0
+    assert not victim.exists()
+
+
+def test_a_method_that_the_engine_lacks_is_replaced_by_the_best_it_has(tmp_path, capsys) -> None:
+    make_profile(tmp_path / "p", {0.0: 0.85})
+    options = ["export", str(tmp_path / "p"), "--engine", "sglang", "--draft", "medusa:x", "-k", "3", "--json"]
+    assert run(options) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["draft"] is not None
+    assert found["num_speculative_tokens"] > 0
+    assert f"SGLang has no medusa:x; {found['draft']} is the best here that it has" in said.err
+
+
 def test_another_measured_setting_keeps_its_own_acceptance(tmp_path, capsys) -> None:
     decided = recommend(make_profile(tmp_path / "p", {0.0: 0.5}, verify_s=0.25, draft_s=0.05, ngram_acceptance=0.4))
     assert decided.verdict == "plain"
@@ -233,13 +268,14 @@ def test_another_measured_setting_keeps_its_own_acceptance(tmp_path, capsys) -> 
     candidate = next(c for c in decided.candidates if (c.draft, c.num_speculative_tokens) == (draft, 2))
     assert (found["draft"], found["num_speculative_tokens"]) == (draft, 2)
     assert found["acceptance_length"] == candidate.acceptance_length.estimate
-    assert any("the profile's verdict on it is plain" in note for note in found["notes"])
+    assert any("the profile's verdict is plain, its best" in note for note in found["notes"])
     other = next(c.draft for c in decided.candidates if c.draft != draft)
     assert run([*base, "--draft", other]) == 0
     found = json.loads(capsys.readouterr().out)
     best = max((c for c in decided.candidates if c.draft == other), key=lambda c: c.speedup.estimate)
     assert (found["draft"], found["num_speculative_tokens"]) == (other, best.num_speculative_tokens)
-    for wrong, said in [("-k 0", "count from 1"), ("--tree-width 0", "count from 1"), ("--draft mtp", "give -k"),
+    for wrong, said in [("-k 0", "count from 1"), ("--tree-width 0", "count from 1"), ("-k 5000", "at most"),
+                        ("--draft mtp", "give -k"),
                         ("--draft eagle3:", "names no checkpoint")]:  # fmt: skip
         assert run([*base, *wrong.split()]) == 2
         assert said in capsys.readouterr().err
@@ -265,14 +301,14 @@ def test_the_best_draft_that_an_engine_has_stands_in(tmp_path) -> None:
     decided = replace(decided, best_candidate=skip, candidates=candidates)
     config = recommended_config(decided, "vllm")
     assert vllm_settings(config)["method"] == "ngram"
-    assert any("has no layers:8, the best here; ngram:min=1,max=4 is the best it has" in note for note in config.notes)
+    assert config.warnings == ["vLLM has no layers:8; ngram:min=1,max=4 is the best here that it has"]
     loads = replace(decided, by_batch=SCHEDULE)
     assert any(
         "no schedule by batch: it was decided for layers:8" in note for note in recommended_config(loads, "vllm").notes
     )
     assert "assistant_early_exit=8" in recommended_config(decided, "transformers").text
     alone = replace(decided, candidates=[one for one in candidates if one.draft == "layers:8"])
-    assert any("this is plain decoding" in note for note in recommended_config(alone, "vllm").notes)
+    assert "this is plain decoding" in recommended_config(alone, "vllm").warnings[0]
 
 
 def test_padded_embeddings_get_what_each_engine_needs() -> None:
@@ -426,7 +462,7 @@ def test_mtp_and_its_k(tmp_path, capsys) -> None:
     inner = model(tmp_path / "inner", text_config={"hidden_size": 8}, mtp_num_hidden_layers=1)
     assert doctor(capsys, inner, "mtp", "vllm", "-k", "2") == (0, [])
     code, found = doctor(capsys, target, "mtp", "transformers", "-k", "2")
-    assert "what the model's 3 layers predict, not K = 2" in one(found, "mtp", "warning")
+    assert "what the model's 3 heads predict, not K = 2" in one(found, "mtp", "warning")
     heads = model(tmp_path / "heads", num_nextn_predict_layers=2)
     assert doctor(capsys, untold, f"mtp:{heads}", "vllm", "-k", "4") == (0, [])
     assert "at most 2 or a multiple of 2" in one(doctor(capsys, untold, f"mtp:{heads}", "vllm", "-k", "3")[1], "mtp")
@@ -446,33 +482,75 @@ def test_settings_are_found_however_they_are_given(tmp_path, capsys) -> None:
     code, found = doctor(capsys, target, draft, "vllm", "-k", "4", "--set", "draft_tensor_paralel_size=3")
     assert code == 0
     assert "draft_tensor_paralel_size" in one(found, "unknown-setting", "info")
-    for hostile in ("a=!!int ''", "a=!!bool x", "a=!!timestamp x", "a=[1, 2", "a=" + "[" * 5000, "=3", "a"):
+    flags = ("-k", "4", "--set", "--enforce-eager", "--set", "-tp 4", "--set", "sc.draft_tensor_parallel_size=4")
+    code, found = doctor(capsys, target, draft, "vllm", *flags)
+    assert code == 0
+    assert "enforce_eager" in one(found, "unknown-setting", "info")
+    assert run(["doctor", "--target", target, "--draft", draft, "--engine", "vllm", "-k", "4", "--set",
+                "num_speculative_tokens=8"]) == 2  # fmt: skip
+    assert "K is given twice" in capsys.readouterr().err
+    bomb = "a=[" + ", ".join(["&b0 [1, 1]", *(f"&b{i} [*b{i - 1}, *b{i - 1}]" for i in range(1, 40))]) + "]"
+    for hostile in ("a=!!int ''", "a=!!bool x", "a=!!timestamp x", "a=[1, 2", "a=" + "[" * 5000, "=3", bomb,
+                    "a=&a [*a]", "a=0x" + "f" * 5000, "a=.inf", 'a="\\ud800"',
+                    "num_speculative_tokens=true"):  # fmt: skip
         assert run(["doctor", "--target", target, "--draft", draft, "--engine", "vllm", "--set", hostile]) == 2
         assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_paths_that_cannot_be_looked_up_are_one_line(tmp_path, capsys) -> None:
+def test_paths_that_cannot_be_looked_up_are_one_line(tmp_path, monkeypatch, capsys) -> None:
     target = model(tmp_path / "t")
     (tmp_path / "folder.gguf").mkdir()
     (tmp_path / "empty.gguf").touch()
-    names = ("~nosuchuser/m", "m" * 300, "a\0b", str(tmp_path / "folder.gguf"), str(tmp_path / "empty.gguf"))
+    os.mkfifo(tmp_path / "fifo.gguf")
+    (tmp_path / "odd").mkdir()
+    os.mkfifo(tmp_path / "odd" / "config.json")
+    names = ("~nosuchuser/m", "m" * 300, "a\0b", "", "odd", "folder.gguf", "empty.gguf", "fifo.gguf", "none.GGUF")
+    monkeypatch.chdir(tmp_path)
     for name in names:
         assert run(["doctor", "--target", target, "--draft", name, "--engine", "vllm", "-k", "4"]) == 2
         assert capsys.readouterr().err.count("\n") == 2
 
 
-@pytest.mark.parametrize("spec", ["eagle3", "medusa:", "suffix:4", "mtp:"])
+@pytest.mark.parametrize(
+    "spec", ["eagle3", "medusa:", "suffix:4", "mtp:", "", "-x", "dflash:x", "layers:0", "layers:" + "9" * 5000, "a\nb"]
+)
 def test_drafts_that_name_too_little_or_too_much_are_refused(spec, capsys) -> None:
     assert run(["doctor", "--target", "t", "--draft", spec, "--engine", "vllm"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: draft '{spec}'")
+    said = capsys.readouterr().err
+    assert said.startswith("error: draft ")
+    assert said.count("\n") == 2
 
 
 def test_a_head_of_fewer_positions_than_the_target_is_told(tmp_path, capsys) -> None:
     target, head = model(tmp_path / "t"), model(tmp_path / "d", max_position_embeddings=2048)
     for engine in ("vllm", "sglang", "tensorrt-llm"):
         code, found = doctor(capsys, target, f"eagle3:{head}", engine, "-k", "3")
-        assert code == 0
-        assert "2048 positions" in one(found, "positions", "warning"), engine
+        stops = engine == "sglang"  # which gives the draft the target's context and refuses what it derives
+        assert code == (2 if stops else 0)
+        assert "2048 positions" in one(found, "positions", "error" if stops else "warning"), engine
+    assert doctor(capsys, target, f"eagle3:{head}", "sglang", "--set", "context-length=2048")[0] == 0
+
+
+def test_heads_and_models_are_not_taken_for_each_other(tmp_path, capsys) -> None:
+    target = model(tmp_path / "t", hidden_size=4096, num_hidden_layers=36)
+    head = model(tmp_path / "h", hidden_size=5120, num_hidden_layers=1, architectures=["LlamaForCausalLMEagle3"])
+    whole = model(tmp_path / "w", hidden_size=1024, num_hidden_layers=28, architectures=["Qwen3ForCausalLM"])
+    medusa = model(tmp_path / "m", medusa_num_heads=5, architectures=["MedusaModel"])
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text("{}")
+    assert "is for a hidden size of 5120, the target's is 4096" in one(
+        doctor(capsys, target, f"eagle3:{head}", "vllm", "-k", "3")[1], "hidden-size"
+    )
+    assert "give it as a head" in one(doctor(capsys, target, head, "vllm", "-k", "3")[1], "method")
+    assert "no head" in one(doctor(capsys, target, f"eagle3:{whole}", "vllm", "-k", "3")[1], "method", "warning")
+    code, found = doctor(capsys, target, f"medusa:{medusa}", "vllm", "-k", "7")
+    assert (code, "5 heads" in one(found, "num-speculative-tokens", "warning")) == (0, True)
+    assert "sizes were not compared" in one(
+        doctor(capsys, target, str(bare), "vllm", "-k", "3")[1], "vocabulary-size", "warning"
+    )
+    assert "layers:1 to layers:35" in one(doctor(capsys, target, "layers:36", "transformers")[1], "layers")
+    assert doctor(capsys, target, "layers:20", "transformers") == (0, [])
 
 
 def test_prompt_lookup_bounds_of_vllm(tmp_path, capsys) -> None:
@@ -617,7 +695,9 @@ def test_what_transformers_refuses(tmp_path, capsys) -> None:
 def test_a_draft_with_fewer_positions_is_said(tmp_path, capsys, engine) -> None:
     target, draft = model(tmp_path / "t"), model(tmp_path / "d", max_position_embeddings=2048)
     _, found = doctor(capsys, target, draft, engine, "-k", "4")
-    assert "2048 positions, the target is served with 8192" in one(found, "positions", "warning")
+    assert "2048 positions, the target is served with 8192" in one(
+        found, "positions", "error" if engine == "sglang" else "warning"
+    )
     _, found = doctor(capsys, target, draft, engine, "-k", "4", "--set", "max_model_len=2048")
     assert not [f for f in found if f["code"] == "positions"]
 
@@ -630,7 +710,7 @@ def test_what_cannot_be_asked_is_one_line(tmp_path, capsys) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF....")
     for options in (
         ["--target", target, "--draft", "ngram", "--engine", "tgi"],
-        ["--target", target, "--draft", "ngram", "--engine", "vllm", "--set", "nothing"],
+        ["--target", target, "--draft", "ngram", "--engine", "vllm", "--set", "=3"],
         ["--target", target, "--draft", "ngram", "--engine", "vllm", "--set", "a=[1"],
         ["--target", target, "--draft", "ngram", "--engine", "vllm", "-k", "0"],
         ["--target", target, "--draft", "eagle:", "--engine", "vllm"],

@@ -2,6 +2,9 @@
 
 import json
 import random
+import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +19,7 @@ import pytest
 from spectune.cli.app import run
 from spectune.endpoint import fetched, shown
 from spectune.engines.catalogue import read_telemetry
-from spectune.errors import ConfigError, EngineError, SpectuneError
+from spectune.errors import ConfigError, EngineError, InsufficientDataError, SpectuneError
 from spectune.model_facts import model_facts
 from spectune.serving import served_depth
 from spectune.telemetry import Telemetry
@@ -186,10 +189,10 @@ def test_several_log_lines_are_pooled_by_their_counts() -> None:
         f"draft acceptance = {a / p:.5f} ({a} accepted / {p} generated), mean len = {1 + a / d:.2f}"
         for a, p, d in ((90, 100, 50), (10, 300, 200))
     ]
-    seen = read_telemetry("\n".join(lines))
+    seen = read_telemetry("\n".join(lines) + "\n")
     close(seen, 1 + 100 / 250, 100 / 400)  # the mean of the ratios would be 0.467
     seen = read_telemetry(
-        "Decode batch, accept len: 3.0, accept rate: 0.67\nDecode batch, accept len: 2.4, accept rate: 0.47"
+        "Decode batch, accept len: 3.0, accept rate: 0.67\nDecode batch, accept len: 2.4, accept rate: 0.47\n"
     )
     close(seen, 2.4, 0.47)
     assert any("cannot be pooled" in text for text in seen.warnings)
@@ -201,7 +204,7 @@ def test_rounding_of_a_log_never_makes_counts_that_cannot_be() -> None:
     line = "draft acceptance = 0.60400 (  604 accepted /  1000 generated), mean len =  1.60"
     assert read_telemetry(line).num_drafts == 1000
     none = "draft acceptance = 0.00000 (    0 accepted /   100 generated), mean len =  1.00"
-    seen = read_telemetry(f"{line}\n{none}")
+    seen = read_telemetry(f"{line}\n{none}\n")
     assert (seen.num_drafts, seen.num_accepted_tokens) == (1100, 604)
     assert any("do not tell their drafts" in text for text in seen.warnings)
 
@@ -267,7 +270,7 @@ def test_counters_of_llama_cpp() -> None:
             ),
         ]
     )
-    seen = read_telemetry(page)
+    seen = read_telemetry(page + "\n")
     assert seen.engine == "llama.cpp"
     close(seen, 2.7, 170 / 300)
     assert seen.cumulative_acceptance_rate == [0.8, 0.6, 0.3]
@@ -336,12 +339,81 @@ def test_what_a_text_is_does_not_hang_on_stray_lines() -> None:
 
 
 def test_a_log_with_bytes_that_are_no_text_is_read_all_the_same(tmp_path, capsys) -> None:
-    (tmp_path / "log").write_bytes(b"half a character: \xe2\x82\n" + LOGS["llama.cpp"][0].encode())
+    (tmp_path / "log").write_bytes(b"half a character: \xe2\x82\n" + LOGS["llama.cpp"][0].encode() + b"\n")
     assert run(["telemetry", str(tmp_path / "log")]) == 0
     assert "2.92 tokens per round" in capsys.readouterr().out
     (tmp_path / "log").write_bytes(vllm_page(1, 3, [1]).encode("utf-16"))
     assert run(["telemetry", str(tmp_path / "log")]) == 2
     assert "is no text" in capsys.readouterr().err
+
+
+def test_a_last_line_that_was_cut_is_left_out_and_said() -> None:
+    line = LOGS["vllm now"][0]
+    for text in (f"{line}\n{line[: line.index(', 0.235') - 2]}", f"{line}\n{line}"):
+        seen = read_telemetry(text)
+        close(seen, 2.53, 26 / 51)
+        assert (seen.num_drafts, seen.num_draft_tokens) == (17, 51)
+        assert any("last line does not end" in warning for warning in seen.warnings)
+    page = vllm_page(100, 300, [80, 60, 30]) + "vllm:spec_decode_num_accepted_tokens_total{} 15"
+    close(read_telemetry(page), 2.7, 170 / 300)
+
+
+def test_logs_of_weak_drafts_tell_k_from_what_was_proposed(tmp_path) -> None:
+    """Rates near 0 say nothing about the number of drafts; proposals over positions do."""
+    profile = make_profile(tmp_path / "p", {0.0: 0.8}, verify_s=0.105, draft_s=0.02)
+    weak = (
+        "draft acceptance = 0.00917 (   11 accepted /  1200 generated), mean len =  1.04, acceptance rate per position "
+    )
+    weak += "= (0.027, 0.007, 0.003, 0.000)"
+    worse = (
+        "SpecDecoding metrics: Mean acceptance length: 1.00, Accepted: 1 tokens, Drafted: 6000 tokens, Per-position "
+    )
+    worse += "acceptance rate: 0.001, 0.000, 0.000, 0.000"
+    for line, drafts in ((weak, 300), (worse, 1500)):
+        seen = read_telemetry(line)
+        assert seen.num_drafts == drafts
+        assert served_depth(profile, seen, 0.0).num_speculative_tokens == 4
+
+
+def test_other_metrics_and_separators_are_no_trouble() -> None:
+    page = vllm_page(100, 300, [80, 60, 30], model="spec-8b")
+    page += 'vllm:estimated_flops_per_gpu_total{model_name="spec-8b"} 3.2e+18\nvllm:x{path="/spec"} NaN\n'
+    close(read_telemetry(page), 2.7, 170 / 300)
+    close(read_telemetry(page.replace("} ", "}\t").replace("# ", "#")), 2.7, 170 / 300)
+    one = {"timings": {"predicted_n": 271, "draft_n": 300, "draft_n_accepted": 170}, "content": "a\u2028b\x85c"}
+    line = json.dumps(one, ensure_ascii=False)
+    for text in (f"{line}\n{line}\n", f"data: {line}\n\n", f"\ufeff\n{line}"):
+        close(read_telemetry(text), 2.7, 170 / 300)
+    with pytest.raises(ConfigError, match="HTML"):
+        read_telemetry("<html>")
+    close(read_telemetry(f"<14>Jan 1 host: {LOGS['vllm now'][0]}\n"), 2.53, 26 / 51)
+
+
+def test_sglang_counts_those_models_that_verify() -> None:
+    page = 'sglang:spec_verify_calls_total{model_name="a"} 10\nsglang:generation_tokens_total{model_name="a"} 25\n'
+    page += 'sglang:generation_tokens_total{model_name="plain"} 600\n'
+    assert read_telemetry(page).acceptance_length == 2.5
+    none = read_telemetry(page.replace("} 10", "} 0"))
+    assert (none.num_drafts, none.num_accepted_tokens) == (0, None)
+    older = {"meta_info": {"spec_verify_ct": 48, "completion_tokens": 121}}
+    assert read_telemetry(json.dumps(older)).acceptance_length == 2.5
+    with pytest.raises(ConfigError, match="gaps"):
+        read_telemetry(json.dumps({"num_spec_steps": 7, "acceptance_histogram": [4, None, 3]}))
+    running = [{"meta_info": {"id": "r", "spec_verify_ct": n, "spec_num_correct_drafts": 2 * n}} for n in (1, 5, 10)]
+    assert read_telemetry("\n".join(map(json.dumps, running))).num_drafts == 10
+    long = {"num_spec_steps": 1, "acceptance_histogram": [1] * 200_000}
+    began = perf_counter()
+    read_telemetry(json.dumps(long))
+    assert perf_counter() - began < 10
+
+
+def test_terminals_are_not_steered_by_a_page(tmp_path, capsys) -> None:
+    both = vllm_page(100, 100, [90]) + vllm_page(300, 300, [30], model="b\x1b]0;pwn\x07")
+    (tmp_path / "page").write_text(both.replace("process_start_time_seconds 1.7e9\n", "", 1))
+    assert run(["telemetry", str(tmp_path / "page")]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\\x1b]0;pwn" in said
 
 
 def test_a_response_of_llama_cpp_without_drafts_is_no_data() -> None:
@@ -390,7 +462,7 @@ def test_positions_without_an_accepted_token_belong_to_k(tmp_path, capsys) -> No
 
 def test_a_k_beyond_the_profile_is_refused(tmp_path) -> None:
     profile = make_profile(tmp_path / "p", {0.0: 0.8})
-    with pytest.raises(ConfigError, match="K = 6, the profile goes up to 4"):
+    with pytest.raises(InsufficientDataError, match="K = 6, the profile goes up to 4"):
         served_depth(profile, read_telemetry(vllm_page(100, 600, [50.0] * 6)), 0.0)
     with pytest.raises(SpectuneError, match="without acceptance by position"):
         served_depth(profile, read_telemetry("Decode batch, accept len: 2.0"), 0.0)
@@ -651,11 +723,54 @@ def test_credentials_are_in_no_message_however_they_are_mistyped(capsys) -> None
         ["telemetry", "ftp://user:hunter2@localhost/metrics"],
         ["telemetry", "a", "b", "http://user:hunter2@localhost/metrics"],
         ["telemetry", "http://user:12/hunter2@127.0.0.1:9/metrics"],
+        ["telemetry", "http://user:12#hunter2@127.0.0.1:9/metrics"],
+        ["telemetry", "http://user:12?hunter2@127.0.0.1:9/metrics"],
+        ["telemetry", " http://user:my hunter2@127.0.0.1:9/"],
+        ["telemetry", "ftp://user:my hunter2@localhost/metrics"],
+        ["telemetry", ":hunter2@localhost/metrics"],
+        ["telemetry", "u%3Ahunter2@localhost/metrics"],
+        ["telemetry", "localhost:80/metrics?token=hunter2"],
+        ["telemetry", "user:p@hunter2@localhost:8000/metrics"],
+        ["telemetry", "a", "b", "http://user:my hunter2@localhost/metrics"],
         ["doctor", "--target", "https://user:hunter2@localhost/m", "--draft", "ngram", "--engine", "vllm"],
+        ["doctor", "--target", "user:p@hunter2@localhost/m", "--draft", "ngram", "--engine", "vllm"],
+        ["doctor", "--target", "m", "--draft", "eagle3:https://u:hunter2@localhost/m", "--engine", "vllm"],
+        ["doctor", "--target", "m", "--draft", "mtp", "--engine", "vllm", "--set", "method=https://u:p@hunter2@h/x"],
+        ["doctor", "--target", "m", "--draft", "mtp", "--engine", "vllm", "--set", "https://u:p@hunter2@h/x=1"],
+        ["profile", "--draft", "eagle3:https://user:hunter2@localhost/m"],
+        ["export", "p@hunter2:x@h", "--engine", "vllm"],
     ):
         assert run(arguments) in (2, 3)
         said = capsys.readouterr()
         assert "hunter" not in said.err + said.out, arguments
+
+
+def test_a_hub_that_breaks_off_is_one_line(monkeypatch, tmp_path, capsys) -> None:
+    import huggingface_hub
+
+    def broken(*_: object) -> str:
+        raise RuntimeError("peer closed connection without sending complete message body")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", broken)
+    assert run(["doctor", "--target", "x/y", "--draft", "mtp", "--engine", "vllm"]) == 2
+    said = capsys.readouterr().err
+    assert "x/y cannot be fetched from the hub" in said
+    assert said.count("\n") == 2
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path) -> None:
+    make_profile(tmp_path / "p", {0.0: 0.8})
+    command = [sys.executable, "-m", "spectune", "export", str(tmp_path / "p"), "--engine", "vllm"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2)
+    piped = f"{shlex.join(command)} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", piped], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode in (0, 141)
+    assert done.stderr == ""
+    closed = f"{shlex.quote(sys.executable)} -m spectune telemetry - <&-"
+    done = subprocess.run(["bash", "-c", closed], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2)
 
 
 def test_files_that_are_absent_or_no_text(tmp_path: Path, capsys) -> None:

@@ -1,5 +1,6 @@
 """`spectune`: the commands, and how errors reach the user."""
 
+import io
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from spectune.cli.recommend import recommend
 from spectune.cli.show import show
 from spectune.cli.telemetry import telemetry
 from spectune.cli.what_if import what_if
-from spectune.errors import SpectuneError
+from spectune.errors import SpectuneError, may_hold_secrets, reason_of
 
 _CREDENTIALS = re.compile(r"(?<=//)[^\s/]*@|[^\s/@:]+:[^\s@]+@")  # of a URL, also where its scheme was forgotten
 _INTERRUPTED = 130  # what typer, too, makes of Ctrl-C
@@ -57,7 +58,29 @@ def _options(
 
 def main() -> None:
     """Run the command line; expected failures end as two lines on stderr and their own exit code."""
-    sys.exit(run(sys.argv[1:]))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without the characters is no reason to fail
+    code = run(sys.argv[1:])
+    sys.exit(_flushed() or code)
+
+
+def _flushed() -> int:
+    """Exit code where what was printed could not be written after all, else 0."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _gone()
+    except OSError as error:
+        _gone()
+        return _fail(f"the output cannot be written: {reason_of(error)}", "free some space, or write elsewhere", 2)
+    return 0
+
+
+def _gone() -> int:
+    """Nobody reads any more: what is left goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
 
 
 def run(arguments: list[str]) -> int:
@@ -66,15 +89,25 @@ def run(arguments: list[str]) -> int:
         code = app(arguments or ["--help"], prog_name="spectune", standalone_mode=False) or 0
         return _interrupted() if code == _INTERRUPTED else int(code)
     except SpectuneError as error:
-        return _fail(error.problem, error.remedy, error.exit_code)
+        return _fail(_without(arguments, error.problem), _without(arguments, error.remedy), error.exit_code)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
-        return _fail(error.format_message(), f"{context.command_path if context else 'spectune'} --help", 2)
+        problem = _without(arguments, error.format_message())
+        return _fail(problem, f"{context.command_path if context else 'spectune'} --help", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except (BrokenPipeError, SystemExit):  # the latter is typer's word for the former
+        return _gone()
+    except OSError as error:
+        return _fail(f"the system refused: {reason_of(error)}", "check disk, paths and permissions", 2)
+
+
+def _without(arguments: list[str], text: str) -> str:
+    """A text that quotes no argument which may hold credentials."""
+    for argument in sorted(arguments, key=len, reverse=True):
+        if may_hold_secrets(argument):
+            text = text.replace(argument, "…").replace(repr(argument), "…")
+    return text
 
 
 def _interrupted() -> int:

@@ -73,7 +73,7 @@ def check(
     if junit:
         from spectune.report.ci import junit_xml
 
-        write_whole(junit, junit_xml(seen), "--junit")
+        write_whole(junit, junit_xml(seen), "give another file with --junit")
     if as_json:
         from dataclasses import asdict
 

@@ -1,13 +1,16 @@
 """`spectune export`."""
 
 import json
-import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spectune.cli.files import write_whole
+from spectune.errors import printable
+
+if TYPE_CHECKING:
+    from spectune.engines import EngineConfig
 
 
 def export(
@@ -28,7 +31,7 @@ def export(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Directory for the files that the command reads."),
+        typer.Option("--output", "-o", metavar="DIR", help="Directory for the files that the command reads, or could."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the config as JSON on stdout.")] = False,
 ) -> None:
@@ -39,29 +42,34 @@ def export(
     import sys
     from dataclasses import asdict, replace
 
-    from spectune.engines.catalogue import engine_config, recommended_config
-    from spectune.engines.speculation import best_speculation, named_speculation
+    from spectune.engines.catalogue import engine_config, named_config, recommended_config
+    from spectune.engines.speculation import best_speculation
     from spectune.plan import recommend
     from spectune.profile import load_profile
 
     decided = recommend(load_profile(directory), temperature)
     if draft is not None or num_speculative_tokens is not None or tree_width != 1:
-        config = engine_config(named_speculation(decided, draft, num_speculative_tokens, tree_width), engine)
+        config = named_config(decided, engine, draft, num_speculative_tokens, tree_width, output)
     elif decided.verdict == "speculate":
-        config = recommended_config(decided, engine)
+        config = recommended_config(decided, engine, output)
     else:
-        config = engine_config(replace(best_speculation(decided), draft=None), engine)
+        config = engine_config(replace(best_speculation(decided), draft=None), engine, output)
         config = replace(config, notes=[f"the profile's verdict is {decided.verdict}", *config.notes])
-    for text in config.warnings:
-        print(f"warning: {text}", file=sys.stderr)
-    if output:
-        for name, text in config.files.items():
-            write_whole(output / name, text)
-            config = replace(config, text=config.text.replace(f" {name}", f" {shlex.quote(str(output / name))}"))
+    for name, text in config.files.items() if output else ():
+        write_whole(output / name, text, "give another directory with -o")  # type: ignore[operator]
     if as_json:
+        for text in config.warnings:
+            print(f"warning: {text}", file=sys.stderr)
         print(json.dumps(asdict(config), indent=2, ensure_ascii=False))
-        return
-    print("\n".join(f"# {note}" for note in config.notes))
-    print(config.text)
-    for name, text in config.files.items():
-        print(f"\n# {name}\n{text}", end="")
+    else:
+        print(_script(config, output))
+
+
+def _script(config: "EngineConfig", output: Path | None) -> str:
+    """As it can be saved and run: what is to be said as comments, files that the command needs before it."""
+    said = [*(f"warning: {text}" for text in config.warnings), *config.notes]
+    if output:
+        said += [f"wrote {output / name}" for name in config.files] or ["no file: the command holds everything"]
+    needed = {} if output else {name: text for name, text in config.files.items() if f" {name}" in config.text}
+    files = [f"cat > {name} <<'END'\n{text}END" for name, text in needed.items()]
+    return "\n".join([*(f"# {printable(text)}" for text in said), *files, config.text])

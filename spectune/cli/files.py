@@ -1,23 +1,25 @@
 """Files that commands write."""
 
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
 from spectune.errors import ConfigError, reason_of
 
 
-def write_whole(path: Path, text: str, option: str = "-o") -> None:
+def write_whole(path: Path, text: str, remedy: str = "give another file with -o") -> None:
     """Write a file or leave the old one. Raises: ConfigError where it cannot be written."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(None, "is a directory")
-        partial.write_text(text, "utf-8")
+        with partial.open("x", encoding="utf-8") as file:  # never what stands there, or where a link leads
+            file.write(text)
         os.replace(partial, path)
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
         problem = f"{path} cannot be written: {reason_of(error)}"
-        raise ConfigError(problem, f"give another file with {option}") from error
+        raise ConfigError(problem, remedy) from error

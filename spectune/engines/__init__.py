@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spectune.drafting_spec import DraftSpec
+from spectune.errors import printable
 from spectune.model_facts import PADDING, ModelFacts
 
 
@@ -117,11 +118,6 @@ def texts_at(token_id: int, ours: str | None, theirs: str | None) -> str:
     return f"id {token_id} is {mine} in the target, {other} in the draft"
 
 
-def printable(text: str) -> str:
-    """As it is where a terminal can show it, else escaped."""
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
 def _models(plan: Plan) -> tuple[ModelFacts, ModelFacts]:
     return plan.target, plan.model or plan.target
 
@@ -141,7 +137,7 @@ def pair_findings(plan: Plan) -> list[Finding]:
     """What any engine meets: tokens that could not be compared, a draft that ends before the target does."""
     if plan.model is None:
         return []
-    found = []
+    found = _head_findings(plan, plan.model)
     unread = [one.name for one in (plan.target, plan.model) if not one.texts]
     if unread and plan.draft.method == "draft_model":
         message = f"no tokenizer.json in {' and '.join(unread)}: the tokens were not compared"
@@ -155,6 +151,33 @@ def pair_findings(plan: Plan) -> list[Finding]:
 
 
 CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  # as the engines call it
+
+
+def _head_findings(plan: Plan, model: ModelFacts) -> list[Finding]:
+    """Whether what is given as a head is one, and of this target; whether a draft model is none."""
+    method, found = plan.draft.method, []
+    if method == "draft_model" and model.head:
+        message = f"{model.name} is a head by its config ({model.head}), no draft model"
+        found.append(error("method", message, f"give it as a head: eagle3:{plan.draft.model}, or eagle:, medusa:"))
+    elif method in ("eagle", "eagle3", "medusa") and not model.head and (model.layers or 0) > _HEAD_LAYERS:
+        message = f"{model.name} has {model.layers} layers and is no head by its config"
+        found.append(warning("method", message, f"give it as a draft model: {plan.draft.model}"))
+    sizes = plan.target.hidden_size, model.target_hidden_size or model.hidden_size
+    if method in ("eagle", "eagle3") and model.head and None not in sizes and sizes[0] != sizes[1]:
+        message = f"the head is for a hidden size of {sizes[1]}, the target's is {sizes[0]}"
+        found.append(error("hidden-size", message, "use a head that was trained for this target"))
+    k = plan.num_speculative_tokens
+    if method == "medusa" and model.medusa_heads and k is not None and k > model.medusa_heads:
+        message = f"{model.name} has {model.medusa_heads} heads: it proposes no more tokens than that"
+        found.append(warning("num-speculative-tokens", message, f"give K up to {model.medusa_heads}"))
+    if method == "draft_model" and None in (plan.target.vocab_size, model.vocab_size):
+        unknown = [one.name for one in (plan.target, model) if one.vocab_size is None]
+        message = f"the config of {' and '.join(unknown)} tells no vocab_size: sizes were not compared"
+        found.append(warning("vocabulary-size", message, "check the file"))
+    return found
+
+
+_HEAD_LAYERS = 4
 
 
 def mtp_findings(plan: Plan) -> list[Finding]:

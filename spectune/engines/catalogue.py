@@ -2,9 +2,11 @@
 
 import json
 import re
+import shlex
 from collections import UserDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 
 from spectune.engines import (
@@ -21,10 +23,10 @@ from spectune.engines import (
     vllm,
     warning,
 )
-from spectune.engines.speculation import Speculation, best_speculation
+from spectune.engines.speculation import FOLDER, Speculation, best_speculation, named_speculation
 from spectune.errors import ConfigError
 from spectune.recommendation import Recommendation
-from spectune.telemetry import Counts, Series, Telemetry, exposition, pooled, since, telemetry
+from spectune.telemetry import Counts, Series, Telemetry, exposition, lines_of, pooled, since, telemetry
 
 ENGINES: dict[str, ModuleType] = {
     "vllm": vllm,
@@ -38,8 +40,11 @@ _SPEEDUP_NOT_MEASURED = "speed-up not measured here"
 _ALSO = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "llamacpp": "llama.cpp", "hf": "transformers"}
 _DEPTH = 12  # of JSON
 _JSON = re.compile(r"\{|data:|\[\s*[\[{\]]")  # a log line may begin with a bracket, around its time
+_HTML = re.compile(r"<(?:!doctype|html|head|body|\?xml)", re.IGNORECASE)
 _STREAM = re.compile(r"(?:event|id|retry|):.*?^data:", re.MULTILINE | re.DOTALL)
-_SAMPLE = re.compile(r"^# (?:HELP|TYPE) |^(?:vllm:|sglang:|llamacpp:|trtllm_)[\w:]+(?:\{.*\})? [-+\dNI]", re.MULTILINE)
+_SAMPLE = re.compile(
+    r"^# (?:HELP|TYPE) |^(?:vllm:|sglang:|llamacpp:|trtllm_)[\w:]+(?:\{.*\})?[ \t]+[-+\dNI]", re.MULTILINE
+)
 
 
 def engine_named(asked: str) -> tuple[ModuleType, str]:
@@ -55,22 +60,26 @@ def engine_named(asked: str) -> tuple[ModuleType, str]:
     return engine, version or engine.CHECKED_AGAINST
 
 
-def engine_config(asked: Speculation, engine: str) -> EngineConfig:
-    """What to paste there; a version that it was not checked against is a warning. Raises: ConfigError."""
+def engine_config(asked: Speculation, engine: str, folder: Path | None = None) -> EngineConfig:
+    """What to paste there, its files in a folder; a version that it was not checked against is a warning.
+
+    Raises: ConfigError.
+    """
     module, version = engine_named(engine)
     draft, notes = asked.draft, [_SPEEDUP_NOT_MEASURED, *asked.notes]
+    warnings = [_unchecked(module, version)] if _differs(module, version) else []
     if draft is None:
         notes.append("plain decoding")
     elif draft.method not in module.METHODS:
-        notes.append(f"{module.NAME} has no {draft.method} drafting; this is plain decoding")
+        warnings.append(f"{module.NAME} has no {draft.method.replace('_', ' ')} drafting; this is plain decoding")
         asked = replace(asked, draft=None)
     elif asked.instead_of:
-        notes.append(f"{module.NAME} has no {asked.instead_of}, the best here; {draft.text} is the best it has")
+        warnings.append(f"{module.NAME} has no {asked.instead_of}; {draft.text} is the best here that it has")
     if asked.draft and asked.varies and _differs(module, version):
         notes.append(f"no schedule by batch: what {module.NAME} {version} makes of one was not checked")
         asked = replace(asked, schedule=[])
     if asked.draft and asked.tree_width > 1 and asked.draft.method not in module.TREES:
-        notes.append(f"{module.NAME} verifies chains of {asked.draft.method} drafts, no trees; this is a chain")
+        warnings.append(f"{module.NAME} verifies chains of {asked.draft.method} drafts, no trees; this is a chain")
         asked = replace(asked, tree_width=1)
     written: ConfigText = module.config(asked)
     return EngineConfig(
@@ -81,18 +90,39 @@ def engine_config(asked: Speculation, engine: str) -> EngineConfig:
         num_speculative_tokens=asked.num_speculative_tokens if asked.draft else 0,
         tree_width=asked.tree_width,
         language=written.language,
-        text=written.text,
+        text=written.text.replace(FOLDER, "" if folder is None else shlex.quote(f"{folder}/")),
         files=written.files,
         acceptance_rule=written.rule,
         acceptance_length=asked.length(written.rule),
         notes=[*notes, *written.notes],
-        warnings=[_unchecked(module, version)] if _differs(module, version) else [],
+        warnings=warnings,
     )
 
 
-def recommended_config(recommendation: Recommendation, engine: str) -> EngineConfig:
+def recommended_config(recommendation: Recommendation, engine: str, folder: Path | None = None) -> EngineConfig:
     """For the best candidate that the engine can run. Raises: ConfigError."""
-    return engine_config(best_speculation(recommendation, engine_named(engine)[0].METHODS), engine)
+    return engine_config(best_speculation(recommendation, engine_named(engine)[0].METHODS), engine, folder)
+
+
+def named_config(
+    recommendation: Recommendation,
+    engine: str,
+    draft: str | None,
+    num_speculative_tokens: int | None,
+    tree_width: int,
+    folder: Path | None = None,
+) -> EngineConfig:
+    """For what the user names; where the engine has no such method, for the best measured that it has.
+
+    Raises: ConfigError.
+    """
+    asked = named_speculation(recommendation, draft, num_speculative_tokens, tree_width)
+    methods = engine_named(engine)[0].METHODS
+    if asked.draft and asked.draft.method not in methods:
+        able = best_speculation(recommendation, methods)
+        if able.draft and able.draft.method in methods:
+            asked = replace(able, instead_of=asked.draft.text)
+    return engine_config(asked, engine, folder)
 
 
 def engine_findings(plan: Plan, engine: str) -> list[Finding]:
@@ -101,10 +131,11 @@ def engine_findings(plan: Plan, engine: str) -> list[Finding]:
     settings = _Watched(plan.settings)
     found: list[Finding] = module.findings(replace(plan, settings=settings))
     if unread := sorted(plan.settings.keys() - settings.read - set(CONTEXT)):
-        message = f"no rule here looks at {', '.join(unread)}"
-        found.append(info("unknown-setting", message, "check the spelling; it may be fine all the same"))
+        message = f"not looked at: {', '.join(unread)}"
+        found.append(info("unknown-setting", message, "nothing to do, unless it is misspelt"))
     if _differs(module, version):
-        found = [warning("version", _unchecked(module, version), "read its release notes for what changed"), *found]
+        found.append(warning("version", _unchecked(module, version), "read its release notes for what changed"))
+    found.sort(key=lambda one: ("error", "warning", "info").index(one.level))
     return found
 
 
@@ -153,7 +184,7 @@ def read_telemetry(text: str, earlier: str | None = None) -> Telemetry:
     now = _read(text)
     if earlier is None:
         return telemetry(now.engine, now.counts)
-    before = _bare(earlier)
+    before, _ = _whole_lines(_bare(earlier))
     if now.series is None or not _is_page(before):
         raise ConfigError("an interval needs two /metrics pages", "give one file of responses or log lines")
     grown = _of_series(since(exposition(before), now.series))
@@ -162,22 +193,31 @@ def read_telemetry(text: str, earlier: str | None = None) -> Telemetry:
 
 def _read(text: str) -> _Read:
     bare = _bare(text)
-    if _is_page(bare):
-        return _of_series(exposition(bare))
     if _is_json(bare):
         objects = _objects(bare)
         read = _of_parts(objects, "counts_of_object") or _of_parts(_logged(objects), "counts_of_line")
-    else:
-        read = _of_parts(enumerate(bare.splitlines()), "counts_of_line")
+        if read is None:
+            raise ConfigError("the JSON tells nothing of speculative decoding", _REMEDY)
+        return read
+    whole, left_out = _whole_lines(bare)
+    read = _of_series(exposition(whole)) if _is_page(whole) else _of_parts(enumerate(lines_of(whole)), "counts_of_line")
     if read is None:
-        raise ConfigError(f"the {'JSON' if _is_json(bare) else 'text'} tells nothing of speculative decoding", _REMEDY)
-    return read
+        raise ConfigError("the text tells nothing of speculative decoding", _REMEDY)
+    return replace(read, counts=replace(read.counts, warnings=(*read.counts.warnings, *left_out)))
+
+
+def _whole_lines(text: str) -> tuple[str, list[str]]:
+    """Without a last line that does not end, which may have been cut, and a note of it; a single line is whole."""
+    whole, newline, cut = text.rpartition("\n")
+    if not newline or not cut.strip():
+        return text, []
+    return f"{whole}\n", ["the last line does not end, and was left out"]
 
 
 def _bare(text: str) -> str:
     """Raises: ConfigError for nothing, and for a web page."""
-    bare = text.strip().lstrip("\ufeff")
-    if not bare or bare.startswith("<"):
+    bare = text.lstrip("\ufeff").lstrip()
+    if not bare or _HTML.match(bare):
         raise ConfigError("this is HTML, no metrics" if bare else "there is nothing to read", _REMEDY)
     return bare
 
@@ -234,7 +274,7 @@ def _parsed(text: str) -> Iterator[tuple[Hashable, object]]:
         return
     except (ValueError, RecursionError):
         pass
-    lines, stream = [line.strip() for line in text.splitlines()], 0
+    lines, stream = [line.strip() for line in lines_of(text)], 1
     streamed = any(line.startswith("data:") for line in lines)
     for number, line in enumerate(lines, 1):
         body = line.removeprefix("data:").strip() if line.startswith("data:") or not streamed else ""
@@ -245,15 +285,15 @@ def _parsed(text: str) -> Iterator[tuple[Hashable, object]]:
                 document = json.loads(body)
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"line {number} is no JSON", "give whole responses, one a line") from error
-            yield _stream(document, stream) if streamed else None, document
+            yield _stream(document, stream if streamed else None), document
             stream += isinstance(document, dict) and document.get("stop") is True
 
 
-def _stream(document: object, number: int) -> Hashable:
+def _stream(document: object, number: int | None) -> Hashable:
     """The response that a chunk is of: by its id, else by its place between ends of streams."""
     inner = document.get("meta_info") if isinstance(document, dict) else None
     ids = (one.get("id") for one in (document, inner) if isinstance(one, dict))
-    return next((one for one in ids if isinstance(one, str) and one), f"stream {number}")
+    return next((one for one in ids if isinstance(one, str) and one), number and f"stream {number}")
 
 
 def _inside(found: object, depth: int) -> Iterator[Mapping[str, object]]:
@@ -270,7 +310,7 @@ def _inside(found: object, depth: int) -> Iterator[Mapping[str, object]]:
 def _logged(objects: Sequence[tuple[Hashable, Mapping[str, object]]]) -> Iterator[tuple[Hashable, str]]:
     """Lines of a log that was written as JSON."""
     texts = [value for _, one in objects for value in one.values() if isinstance(value, str)]
-    return enumerate(line for text in texts for line in text.splitlines())
+    return enumerate(line for text in texts for line in lines_of(text))
 
 
 _REMEDY = "give a /metrics page, the JSON of responses, or log lines"

@@ -4,6 +4,7 @@ Checked against tools/server/README.md, common/speculative.cpp and tools/server 
 against a running server (tests/e2e/test_llama_cpp.py).
 """
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from spectune.engines import (
     warning,
 )
 from spectune.engines.speculation import Speculation
+from spectune.errors import printable
 from spectune.model_facts import ModelFacts
 from spectune.telemetry import Counts, Series, by_position, number, numbers_of, total
 
@@ -58,7 +60,9 @@ def config(asked: Speculation) -> ConfigText:
     if draft and draft.method == "ngram":
         options += [f"--spec-ngram-simple-size-n {draft.max_tokens}", f"--spec-ngram-simple-size-m {k}"]
         if draft.min_tokens != draft.max_tokens:
-            notes.append(f"it looks up exactly {draft.max_tokens} tokens, so it proposes less often than was measured")
+            notes.append(
+                f"it looks up exactly {draft.max_tokens} tokens, so it proposes less often than {draft.text} does"
+            )
     elif draft:
         options += [f"--spec-draft-model {shlex.quote(draft.model)}"] if draft.model else []
         options += [f"--spec-draft-n-max {k}", "--spec-draft-p-min 0.0"]
@@ -82,7 +86,8 @@ def findings(plan: Plan) -> list[Finding]:
         )
     for name, now in _REMOVED.items():
         if name in plan.settings:
-            message = f"--{name.replace('_', '-')} was removed: the server does not start with it"
+            option = f"{'-' if len(name) == 2 else '--'}{name.replace('_', '-')}"
+            message = f"{option} was removed: the server does not start with it"
             found.append(error("gone", message, f"write {now} {plan.settings[name]}"))
     found += mtp_findings(plan)
     if method == "draft_model" and plan.model:
@@ -97,7 +102,8 @@ def _vocabulary_findings(plan: Plan) -> list[Finding]:
     remedy = OTHER_VOCABULARY
     found = []
     if target.tokenizer_kind and draft.tokenizer_kind and target.tokenizer_kind != draft.tokenizer_kind:
-        message = f"llama.cpp refuses vocabularies of kinds {target.tokenizer_kind} and {draft.tokenizer_kind}"
+        kinds = f"{printable(target.tokenizer_kind)} and {printable(draft.tokenizer_kind)}"
+        message = f"llama.cpp refuses vocabularies of kinds {kinds}"
         found.append(error("vocabulary", message, remedy))
     found += _edge_findings("bos", target.add_bos, draft.add_bos, target.bos_id, draft.bos_id)
     found += _edge_findings("eos", target.add_eos, draft.add_eos, target.eos_id, draft.eos_id)
@@ -107,7 +113,8 @@ def _vocabulary_findings(plan: Plan) -> list[Finding]:
         found.append(error("vocabulary", message, remedy))
     if not target.texts or not draft.texts:
         return found
-    differing = [i for i in range(min(sizes)) if _text(target, i) != _text(draft, i)]
+    named = sorted(i for i in target.texts.keys() | draft.texts.keys() if i < min(sizes))
+    differing = [i for i in named if _text(target, i) != _text(draft, i)]
     compared = [i for i in differing if i >= _FIRST_COMPARED_ID]
     if compared:
         place = compared[0]
@@ -144,6 +151,7 @@ def _edge_findings(
 
 # ------------------------------------------------------------------------------------------------ telemetry
 
+_TELLING_MEAN = 1.2
 _PREFIX = "llamacpp:spec_decode_num_"
 _LINE = re.compile(
     r"draft acceptance(?: rate)? = +([0-9.]+) \( *([0-9]+) accepted / *([0-9]+) generated\)"
@@ -190,6 +198,9 @@ def counts_of_line(line: str) -> Counts | None:
     mean = number(found[4]) if found[4] else None
     drafts = min(round(accepted / (mean - 1)), proposed) if mean is not None and mean > 1 else None
     rates = [number(one) for one in re.findall(r"[0-9.]+", found[5] or "")] if drafts else []
+    if drafts and rates and mean is not None:  # a mean near 1 says little, told to two decimals
+        at_least = math.ceil(proposed / len(rates))
+        drafts = max(drafts, at_least) if mean > _TELLING_MEAN else at_least
     return Counts(
         num_drafts=None if drafts is None else float(drafts),
         num_draft_tokens=proposed,

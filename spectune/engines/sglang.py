@@ -23,9 +23,9 @@ from spectune.engines import (
     pair_findings,
     warning,
 )
-from spectune.engines.speculation import Speculation
+from spectune.engines.speculation import FOLDER, Speculation
 from spectune.errors import ConfigError
-from spectune.telemetry import Counts, Series, mean, number, numbers_of, steps_by_accepted, total
+from spectune.telemetry import Counts, Series, mean, number, numbers_of, several, steps_by_accepted
 
 NAME, CHECKED_AGAINST = "SGLang", "0.5.23"
 _ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
@@ -43,7 +43,7 @@ def config(asked: Speculation) -> ConfigText:
     A schedule by batch is a file of adaptive tiers of one K each, which EAGLE and EAGLE-3 take.
     """
     draft, k, files = asked.draft, asked.num_speculative_tokens, {}
-    options = [f"--model-path {shlex.quote(asked.target)}", f"--dtype {asked.dtype}"]
+    options = [f"--model-path {shlex.quote(asked.target)}", f"--dtype {shlex.quote(asked.dtype)}"]
     notes, rule = [], "none"
     if draft is not None:
         rule = "greedy_draft"
@@ -65,7 +65,7 @@ def config(asked: Speculation) -> ConfigText:
             ends = {batch: k for first, last, k in asked.batches for batch in (first, last)}
             tiers = {str(batch): {"candidate_steps": [k]} for batch, k in ends.items()}
             files["adaptive.json"] = json.dumps(tiers, indent=2) + "\n"
-            options += ["--speculative-adaptive", "--speculative-adaptive-config adaptive.json"]
+            options += ["--speculative-adaptive", f"--speculative-adaptive-config {FOLDER}adaptive.json"]
         elif asked.varies:
             notes.append(f"no schedule by batch: adaptive mode is for EAGLE, so K = {k} stays at every batch")
     if draft and asked.tree_width > 1:
@@ -88,7 +88,7 @@ def findings(plan: Plan) -> list[Finding]:
     found += [*_shape_findings(plan), *mtp_findings(plan)]
     for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
         value = settings.get(name)
-        if isinstance(value, int | float) and value < 1:
+        if _below_one(value):
             message = f"{name} {value} keeps tokens that the target would not: the output is not the target's"
             found.append(error("lossy", message, "leave it at 1"))
     if settings.get("enable_dp_attention") and algorithm in _NO_DP_ATTENTION:
@@ -98,14 +98,38 @@ def findings(plan: Plan) -> list[Finding]:
         message = "under speculation SGLang serves at most 48 requests at once unless --max-running-requests is given"
         found.append(warning("max-running-requests", message, "give it, the same for plain decoding"))
     found += _sampling_findings(settings, algorithm)
-    return [*found, *(_vocabulary_findings(plan) if method == "draft_model" else []), *pair_findings(plan)]
+    if settings.get("speculative_adaptive") is True and (
+        algorithm not in ("EAGLE", "EAGLE3") or settings.get("enable_dp_attention")
+    ):
+        message = "SGLang turns adaptive mode off: it is for EAGLE and EAGLE-3 without attention data parallelism"
+        found.append(warning("schedule", message, "leave --speculative-adaptive out"))
+    found += _vocabulary_findings(plan) if method == "draft_model" else []
+    return [*found, *(_stricter(one) for one in pair_findings(plan))]
+
+
+def _stricter(found: Finding) -> Finding:
+    """A draft of fewer positions is served only where the environment allows it."""
+    if found.code != "positions":
+        return found
+    remedy = "give --context-length, as many as the draft has, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+    return error("positions", f"{found.message}; SGLang does not start so", remedy)
+
+
+def _below_one(value: object) -> bool:
+    try:
+        return value is not None and float(str(value)) < 1
+    except ValueError:
+        return False
 
 
 def _shape_findings(plan: Plan) -> list[Finding]:
     """Steps, topk and verified tokens: all or none; a chain verifies its root too."""
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
-    steps, topk, tokens = (plan.settings.get(name) for name in names)
-    given = [name for name in names if name in plan.settings]
+    settings = dict(plan.settings)
+    if plan.num_speculative_tokens is not None and any(name in settings for name in names):
+        settings.setdefault(names[0], plan.num_speculative_tokens)
+    steps, topk, tokens = (plan.settings.get(name, settings.get(name)) for name in names)
+    given = [name for name in names if name in settings]
     adaptive = plan.settings.get("speculative_adaptive") is True  # which takes topk 1, and tokens from the steps
     if given and len(given) < 3 and plan.draft.method in TREES and not adaptive:
         missing = ", ".join(f"--{name.replace('_', '-')}" for name in names if name not in given)
@@ -171,11 +195,18 @@ def counts_of_series(series: Series) -> Counts | None:
 
     A text's first token comes from its prompt. Workers that verified nothing lately are left out of the mean.
     """
-    steps, tokens = total(series, "sglang:spec_verify_calls_total"), total(series, "sglang:generation_tokens_total")
+    calls = "sglang:spec_verify_calls_total"
+    models = {dict(labels).get("model_name") for labels in series.get(calls, {})}
+    mine = {name: {labels: value for labels, value in series.get(name, {}).items()
+                   if dict(labels).get("model_name") in models}
+            for name in (calls, "sglang:generation_tokens_total", "sglang:num_requests_total")}  # fmt: skip
+    steps, tokens, first = (math.fsum(values.values()) if values else None for values in mine.values())
     if steps is not None and tokens is not None:
-        first = total(series, "sglang:num_requests_total") or 0.0
-        accepted = max(tokens - first - steps, 0.0)
-        return Counts(num_drafts=steps, num_accepted_tokens=accepted, warnings=(_WHOLE_REQUESTS,))
+        if steps == 0:
+            return Counts(num_drafts=0.0)
+        accepted = max(tokens - (first or 0.0) - steps, 0.0)
+        pooled = several(series, calls, "model_name")
+        return Counts(num_drafts=steps, num_accepted_tokens=accepted, warnings=(_WHOLE_REQUESTS, *pooled))
     names = ("sglang:spec_accept_length", "sglang:spec_accept_rate", "sglang:spec_num_draft_tokens")
     if not any(name in series for name in names[:2]):
         return None
@@ -232,7 +263,9 @@ def counts_of_object(found: Mapping[str, object]) -> Counts | None:
     """From meta_info of a response, under the names of any version, or what /server_info tells of all of them."""
     if "avg_spec_accept_length" in found:
         length = numbers_of(found, "avg_spec_accept_length").get("avg_spec_accept_length")
-        return Counts(acceptance_length=length or None, warnings=("the mean since the server started",))
+        if not length:
+            return Counts(num_drafts=0.0)
+        return Counts(acceptance_length=length, warnings=("the mean since the server started",))
     if "spec_verify_ct" not in found:
         return None
     names = {
@@ -241,10 +274,13 @@ def counts_of_object(found: Mapping[str, object]) -> Counts | None:
     }
     known = numbers_of(found, "spec_verify_ct", "spec_accept_length", *names["accepted"], *names["proposed"])
     accepted, proposed = (next((known[n] for n in names[part] if n in known), None) for part in names)
+    steps, emitted = known.get("spec_verify_ct"), numbers_of(found, "completion_tokens").get("completion_tokens")
+    if accepted is None and steps and emitted and "spec_accept_length" not in known:
+        accepted = max(emitted - 1 - steps, 0.0)  # the first token comes from the prompt
     histogram = found.get("spec_correct_drafts_histogram", found.get("spec_accept_histogram"))
     _, at_least = steps_by_accepted(histogram if isinstance(histogram, list) else [])
     return Counts(
-        num_drafts=known.get("spec_verify_ct"),
+        num_drafts=steps,
         num_draft_tokens=proposed,
         num_accepted_tokens=math.fsum(at_least) if accepted is None and at_least else accepted,
         accepted_by_position=at_least,

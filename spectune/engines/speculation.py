@@ -8,7 +8,11 @@ from spectune.drafting_spec import DraftSpec, draft_spec
 from spectune.errors import ConfigError
 from spectune.recommendation import BatchStep, Candidate, Recommendation
 
+FOLDER = "\0"
+"""Stands in a config's text before the name of a file that it reads, for the folder where that is."""
+
 _WORTH_SAMPLING = 1.01
+_LONGEST = 1000
 _ON_THE_HUB = {"SmolLM2-135M-Instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # the embedded model
 
 
@@ -81,8 +85,9 @@ def named_speculation(
 
     Raises: ConfigError for a K or width below 1, and where K is left out for a draft that was not measured.
     """
-    if min(tree_width, 1 if num_speculative_tokens is None else num_speculative_tokens) < 1:
-        raise ConfigError("K and tree width count from 1", "give whole numbers of at least 1")
+    given = [tree_width, *([] if num_speculative_tokens is None else [num_speculative_tokens])]
+    if min(given) < 1 or max(given) > _LONGEST:
+        raise ConfigError(f"K and tree width count from 1, and to {_LONGEST:,} at most", "give such whole numbers")
     spec = draft_spec(recommendation.best_candidate.draft if draft is None else draft)
     here = [one for one in recommendation.candidates if one.temperature == recommendation.temperature]
     measured = [one for one in here if one.draft == spec.text]
@@ -91,7 +96,10 @@ def named_speculation(
     k = num_speculative_tokens or _fastest(measured).num_speculative_tokens
     one = next((one for one in measured if one.num_speculative_tokens == k and tree_width == 1), None)
     if one is not None:
-        return replace(_of(recommendation, one), notes=[f"as asked for; the profile's verdict on it is {one.verdict}"])
+        best = recommendation.best_candidate
+        its_best = f"{best.draft}, K = {best.num_speculative_tokens}"
+        note = f"as asked for; the profile's verdict is {recommendation.verdict}, its best {its_best}"
+        return replace(_of(recommendation, one), notes=[note])
     shape = f"K = {k}" if tree_width == 1 else f"K = {k} in a tree of width {tree_width}"
     asked = replace(_of(recommendation, recommendation.best_candidate), draft=spec, num_speculative_tokens=k)
     padded = spec.text in recommendation.padded_drafts

@@ -21,7 +21,7 @@ from spectune.engines import (
     vocabulary_finding,
     warning,
 )
-from spectune.engines.speculation import Speculation
+from spectune.engines.speculation import FOLDER, Speculation
 from spectune.telemetry import Counts, Series, by_position, numbers_of, total
 
 NAME, CHECKED_AGAINST = "TensorRT-LLM", "1.3"
@@ -50,7 +50,7 @@ def config(asked: Speculation) -> ConfigText:
         if draft.method == "ngram":
             settings["max_matching_ngram_size"] = draft.max_tokens
             if draft.min_tokens > 1:
-                notes.append("its n-gram lookup has no lower bound, so it proposes more often than was measured")
+                notes.append(f"its n-gram lookup has no lower bound, so it proposes more often than {draft.text} does")
         if draft.model is not None and asked.worth_sampling:
             settings["use_rejection_sampling"], rule = True, "rejection"
             notes.append("rejection sampling needs FlashInfer there; without it drop use_rejection_sampling")
@@ -58,7 +58,7 @@ def config(asked: Speculation) -> ConfigText:
             _add_schedule(asked, settings, notes)
     text = yaml.safe_dump({"speculative_config": settings}, sort_keys=False)
     return ConfigText(
-        text=f"trtllm-serve {shlex.quote(asked.target)}{' --config trtllm.yaml' if settings else ''}",
+        text=f"trtllm-serve {shlex.quote(asked.target)}{f' --config {FOLDER}trtllm.yaml' if settings else ''}",
         rule=rule,
         notes=notes,
         files={"trtllm.yaml": text} if settings else {},
@@ -115,7 +115,7 @@ def _vocabulary_findings(plan: Plan) -> list[Finding]:
     differing, sizes = vocabulary_finding(plan, NAME), (plan.target.vocab_size, plan.model and plan.model.vocab_size)
     if differing is None and None not in sizes and sizes[0] != sizes[1]:
         message = f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding only"
-        return [info("padding", message, "try it: whether TensorRT-LLM takes such a pair is not documented")]
+        return [info("padding", message, "whether TensorRT-LLM takes such a pair is not documented: a start tells")]
     return [differing] if differing else []
 
 
@@ -123,6 +123,8 @@ def _schedule_findings(settings: Mapping[str, object], length: object) -> list[F
     schedule = settings.get("draft_len_schedule")
     if schedule is None:
         return []
+    if isinstance(schedule, dict):  # JSON has names only, which are read as numbers
+        schedule = {int(k) if isinstance(k, str) and k.isdecimal() else k: v for k, v in schedule.items()}
     if not isinstance(schedule, dict) or not schedule or not all(map(is_count, (*schedule, *schedule.values()))):
         return [error("schedule", "draft_len_schedule is no map of batch to length", "write {4: 4, 8: 2}")]
     if min(schedule) < 1:
@@ -150,7 +152,8 @@ def _tree_findings(settings: Mapping[str, object], length: object) -> list[Findi
     if topk is not None and not settings.get("use_dynamic_tree"):
         return [warning("tree-shape", "dynamic_tree_max_topK does nothing without use_dynamic_tree", "set both")]
     if settings.get("use_dynamic_tree") and not (is_count(topk) and topk and is_count(length) and length):
-        return [error("tree-shape", "use_dynamic_tree needs dynamic_tree_max_topK and max_draft_len", "set both")]
+        missing = "max_draft_len" if is_count(topk) and topk else "dynamic_tree_max_topK"
+        return [error("tree-shape", f"use_dynamic_tree needs {missing}", f"set {missing} to 1 or more")]
     if not (is_count(topk) and is_count(nodes) and is_count(length)):
         return []
     if not length <= nodes <= topk * length:  # type: ignore[operator]

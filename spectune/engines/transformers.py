@@ -25,7 +25,7 @@ TREES = ()  # it verifies chains only
 def config(asked: Speculation) -> ConfigText:
     """The generate call, from loading on."""
     draft, k, sampling = asked.draft, asked.num_speculative_tokens, _sampling(asked)
-    notes = ["batch 1 only"]
+    notes = ["batch 1 only"] if draft else []
     lines = _loading(asked)
     if draft is not None and draft.method == "layer_skip":
         rule = "rejection"
@@ -45,11 +45,11 @@ def config(asked: Speculation) -> ConfigText:
             f"{sampling})"
         )
         if draft.min_tokens > 1:
-            notes.append("prompt lookup here has no lower bound, so it proposes more often than was measured")
+            notes.append(f"prompt lookup here has no lower bound, so it proposes more often than {draft.text} does")
     elif draft is not None and draft.method == "mtp":
         rule = "rejection"
         lines.append(f"model.generate(**inputs, use_mtp=True, {sampling})")
-        notes.append("K is the number of layers that the model predicts with")
+        notes.append("K is the number of heads that the model predicts with")
     else:
         rule = "none"
         lines.append(f"model.generate(**inputs, {sampling})")
@@ -97,9 +97,10 @@ def _constant(model: str, k: int) -> list[str]:
 
 def findings(plan: Plan) -> list[Finding]:
     """What generate() would refuse, or do otherwise."""
-    found, method, settings = [], plan.draft.method, plan.settings
-    if method not in METHODS:
-        found.append(error("method", f"transformers has no {method} drafting", "use a draft model, n-gram or layers:N"))
+    found, settings = [], plan.settings
+    if plan.draft.method not in METHODS:
+        message = f"transformers has no {plan.draft.method} drafting"
+        found.append(error("method", message, "use a draft model, n-gram or layers:N"))
     if settings.get("use_cache") is False:
         found.append(error("cache", "assisted generation needs a cache", "leave use_cache out"))
     if settings.get("num_return_sequences", 1) != 1:
@@ -118,13 +119,23 @@ def findings(plan: Plan) -> list[Finding]:
     if settings.get("num_assistant_tokens_schedule", "constant") != "constant":
         message = "this schedule adapts K, and some keep what they learnt across calls"
         found.append(warning("schedule", message, 'set num_assistant_tokens_schedule to "constant"'))
-    layers, k = plan.target.mtp_layers, plan.num_speculative_tokens
-    if method == "mtp" and layers and k is not None and k != layers:
-        message = f"transformers proposes what the model's {layers} layers predict, not K = {k}"
-        found.append(warning("mtp", message, f"price K = {layers}"))
-    if method == "draft_model" and plan.model:
-        found += _vocabulary_findings(plan)
-    return [*found, *mtp_findings(plan), *pair_findings(plan)]
+    beams = settings.get("num_beams", 1)
+    if is_count(beams) and beams > 1:  # type: ignore[operator]
+        message = "with beams transformers does not assist"
+        found.append(warning("beams", message, "leave num_beams out"))
+    return [*found, *_draft_findings(plan), *mtp_findings(plan), *pair_findings(plan)]
+
+
+def _draft_findings(plan: Plan) -> list[Finding]:
+    method, k = plan.draft.method, plan.num_speculative_tokens
+    heads, depth = plan.target.mtp_layers, plan.target.layers
+    if method == "mtp" and heads and k is not None and k != heads:
+        message = f"transformers proposes what the model's {heads} heads predict, not K = {k}"
+        return [warning("mtp", message, f"price K = {heads}")]
+    if method == "layer_skip" and depth is not None and plan.draft.layers >= depth:
+        message = f"the first {plan.draft.layers} layers of {depth} are no shorter model"
+        return [error("layers", message, f"give layers:1 to layers:{depth - 1}")]
+    return _vocabulary_findings(plan) if method == "draft_model" and plan.model else []
 
 
 def _vocabulary_findings(plan: Plan) -> list[Finding]:

@@ -69,7 +69,7 @@ def _method(draft: DraftSpec) -> dict[str, Any]:
 
 
 def _config(asked: Speculation, settings: dict[str, Any], rule: str, notes: list[str]) -> ConfigText:
-    dtype = "" if asked.dtype in ("auto", "") else f" --dtype {asked.dtype}"
+    dtype = "" if asked.dtype in ("auto", "") else f" --dtype {shlex.quote(asked.dtype)}"
     value = f" \\\n  --speculative-config {shlex.quote(json.dumps(settings))}" if settings else ""
     served: dict[str, Any] = {"model": asked.target, **({"dtype": asked.dtype} if dtype else {})}
     served |= {"speculative-config": settings} if settings else {}
@@ -220,6 +220,7 @@ def _schedule_findings(schedule: object, plan: Plan) -> list[Finding]:
 _PREFIX = "vllm:spec_decode_"
 _COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_TELLING_RATE = 0.02
 
 
 def counts_of_series(series: Series) -> Counts | None:
@@ -271,8 +272,9 @@ def counts_of_line(line: str) -> Counts | None:
         )
     rates = [number(rate) for rate in listed[1].split(", ")]
     total_rate = math.fsum(rates)
-    drafts = float(round(min(accepted / total_rate if total_rate else proposed / len(rates), proposed)))
-    drafts = max(drafts, min(proposed, 1.0))
+    at_least = math.ceil(proposed / len(rates))
+    told = total_rate > _TELLING_RATE * len(rates)  # well above its rounding
+    drafts = float(max(at_least, round(min(accepted / total_rate, proposed)) if told else 0))
     without = mean is not None and accepted > 0 and abs(mean - total_rate) < abs(mean - 1 - total_rate)
     return Counts(
         num_drafts=drafts,
