@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from spectune.run import Run
 
@@ -10,6 +10,12 @@ SCHEMA_VERSION = 3
 
 Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def _distinct(values: list[float]) -> list[float]:
+    if len(set(values)) < len(values):
+        raise ValueError("a temperature stands there twice")
+    return values
 
 
 class _Record(BaseModel):
@@ -83,11 +89,11 @@ class Load(_Record):
 class Settings(_Record):
     """What was asked for; costs are measured at each load, the first of which is the main one."""
 
-    temperatures: list[Annotated[float, Field(ge=0)]]
+    temperatures: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1), AfterValidator(_distinct)]
     default_temperature: float | None
     top_p: float
     top_k: Count
-    max_k: Annotated[int, Field(ge=1)]
+    max_k: Annotated[int, Field(ge=1, le=1000)]
     max_new_tokens: Annotated[int, Field(ge=1)]
     limit_tokens: Annotated[int, Field(ge=1)] | None  # where the workload's own requests end
     loads: Annotated[list[Load], Field(min_length=1)]

@@ -236,6 +236,7 @@ def load_profile(directory: Path) -> Profile:
         raise ProfileError(f"{directory}/{_MANIFEST}: {where}: {first['msg'].lower()}", _AGAIN) from error
     tables = _read_tables(directory, _TABLES, manifest.tables)
     _require_consistent(directory, {draft.spec for draft in manifest.drafts}, tables["tape"], tables["acceptance"])
+    _require_as_set(directory, manifest, tables)
     return Profile(manifest=manifest, **tables, confirmed=_confirmed(directory, manifest))
 
 
@@ -274,6 +275,17 @@ def _manifest_object(directory: Path) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
+
+
+def _require_as_set(directory: Path, manifest: Manifest, tables: Mapping[str, pa.Table]) -> None:
+    """Settings that no digest covers are those that were measured with."""
+    settings, costs = manifest.settings, tables["costs"]
+    tokens = labels(costs["tokens"])[labels(costs["part"]) == "cost_p"]
+    deepest = max(tokens, default=0) - 1
+    recorded = set(tables["tape"]["temperature"].unique().to_pylist())
+    if recorded != set(settings.temperatures) or deepest != settings.max_k:
+        problem = f"{directory}/{_MANIFEST}: its settings are not those that the tables were measured with"
+        raise ProfileError(problem, _AGAIN)
 
 
 def _require_consistent(directory: Path, drafts: set[str], tape: pa.Table, evidence: pa.Table) -> None:

@@ -39,7 +39,7 @@ def workload(tmp_path_factory):
 
 
 def test_profile_and_recommend_on_the_embedded_target(target, workload, tmp_path) -> None:
-    options = ["--workload", str(workload), "--max-k", "4", "--max-new-tokens", "24", "--budget-s", "5"]
+    options = ["--workload", str(workload), "--max-k", "3", "--max-new-tokens", "20", "--budget-s", "3"]
     done = spectune("profile", *options, "-o", "prof", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
@@ -64,7 +64,7 @@ def test_replayed_rounds_are_the_rounds_of_real_decoding(target, workload, tmp_p
     from spectune.sampling import Sampling
     from spectune.workload import load_workload
 
-    drafter, length, k = NgramDrafter(), 48, 4
+    drafter, length, k = NgramDrafter(), 32, 4
     for prompt in load_workload(str(workload)).prompts[:3]:
         ids = prompt_token_ids(target, prompt.messages)
         plain = speculative_decode(ModelScorer(target), drafter, ids, 0, 0.0, max_new_tokens=length)
