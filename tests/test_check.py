@@ -327,9 +327,7 @@ def changed(directory: Path, to: Path, change: Callable[[dict], None]) -> Path:
         (lambda m: m["workload"].update(hash="1" * 64), "another workload, 000000000000 and 111111111111"),
         (lambda m: m["target"].update(digest="2" * 64), "another target"),
         (lambda m: m["environment"].update(dtype="bfloat16"), "another dtype, float32 and bfloat16"),
-        (lambda m: m["settings"].update(temperatures=[0.0]), "another temperatures, 0 1 and 0"),
         (lambda m: m.update(schema_version=2), "older spectune"),
-        (lambda m: m["settings"].update(max_k=3), "measured up to K = 3, the baseline up to 4"),
         (lambda m: m["tables"].update(tape="3" * 64), "cut short or was changed"),
     ],
 )
@@ -342,6 +340,19 @@ def test_what_cannot_be_compared_is_one_clear_line(saved, tmp_path, capsys, chan
     assert expected in problem
     assert remedy.startswith("try: ")
     assert json.loads(captured.out)["verdict"] == "not-comparable"
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "max_k", "expected"),
+    [
+        ({0.0: 0.8}, 4, "another temperatures, 0 1 and 0"),
+        ({0.0: 0.8, 1.0: 0.7}, 3, "measured up to K = 3, the baseline up to 4"),
+    ],
+)
+def test_profiles_of_other_settings_are_not_compared(saved, tmp_path, capsys, acceptance, max_k, expected) -> None:
+    make_profile(tmp_path / "other", acceptance, ngram_acceptance=0.5, prompts=54, max_k=max_k)
+    assert run(["check", str(saved["base"]), str(tmp_path / "other")]) == 2
+    assert expected in capsys.readouterr().err
 
 
 def test_a_draft_or_a_table_that_is_missing_is_named(saved, folder, tmp_path, capsys) -> None:
