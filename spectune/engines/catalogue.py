@@ -121,7 +121,8 @@ def named_config(
     if asked.draft and asked.draft.method not in methods:
         able = best_speculation(recommendation, methods)
         if able.draft and able.draft.method in methods:
-            asked = replace(able, instead_of=asked.draft.text)
+            verdict = f"the profile's verdict is {recommendation.verdict}"
+            asked = replace(able, instead_of=asked.draft.text, notes=[verdict, *able.notes])
     return engine_config(asked, engine, folder)
 
 

@@ -1,5 +1,7 @@
 """transformers: assisted generation and prompt lookup; what generate() refuses. Checked against 5.24, by running it."""
 
+import json
+
 from spectune.engines import (
     ConfigText,
     Finding,
@@ -62,23 +64,28 @@ def _sampling(asked: Speculation) -> str:
     return f"do_sample=True, temperature={asked.temperature:g}, top_p={asked.top_p:g}, top_k={asked.top_k}"
 
 
+def _quoted(name: str) -> str:
+    """As formatters write a string."""
+    return json.dumps(name, ensure_ascii=False)
+
+
 def _loading(asked: Speculation) -> list[str]:
     return [
         f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if asked.padded else ''}",
         "",
-        f"model = AutoModelForCausalLM.from_pretrained({asked.target!r}, dtype={asked.dtype!r})",
+        f"model = AutoModelForCausalLM.from_pretrained({_quoted(asked.target)}, dtype={_quoted(asked.dtype)})",
     ]
 
 
 def _assisted(draft: str, k: int, asked: Speculation) -> list[str]:
     """Other sizes of the embedding are taken for other tokenizers, even where padding alone differs."""
     tokenizers = [
-        f"tokenizer = AutoTokenizer.from_pretrained({asked.target!r})",
-        f"assistant_tokenizer = AutoTokenizer.from_pretrained({draft!r})",
+        f"tokenizer = AutoTokenizer.from_pretrained({_quoted(asked.target)})",
+        f"assistant_tokenizer = AutoTokenizer.from_pretrained({_quoted(draft)})",
     ]
     return [
         *(tokenizers if asked.padded else []),
-        f"assistant = AutoModelForCausalLM.from_pretrained({draft!r}, dtype={asked.dtype!r})",
+        f"assistant = AutoModelForCausalLM.from_pretrained({_quoted(draft)}, dtype={_quoted(asked.dtype)})",
         *_constant("assistant", k),
     ]
 
