@@ -7,7 +7,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-import spectune.profile as schema
+import spectune.profile.store as schema
 from spectune.cli.app import run
 
 HERE = Path(__file__).parent

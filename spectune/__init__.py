@@ -6,14 +6,14 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "speculative_decode": "spectune.decode",
-    "load_model": "spectune.models",
-    "ModelScorer": "spectune.scoring",
+    "speculative_decode": "spectune.decoding.decode",
+    "load_model": "spectune.models.loading",
+    "ModelScorer": "spectune.models.scoring",
     "DraftModel": "spectune.drafting.draft_model",
     "NgramDrafter": "spectune.drafting.ngram",
-    "load_profile": "spectune.profile",
-    "load_workload": "spectune.workload",
-    "recommend": "spectune.plan",
+    "load_profile": "spectune.profile.store",
+    "load_workload": "spectune.workload.prompts",
+    "recommend": "spectune.decide.plan",
     "replay": "spectune.replay",
 }
 

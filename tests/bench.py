@@ -56,8 +56,8 @@ def decoding() -> list[Bound]:
     import torch
 
     from spectune import DraftModel, ModelScorer, load_model, speculative_decode
-    from spectune.models import prompt_token_ids
-    from spectune.workload import load_workload
+    from spectune.models.loading import prompt_token_ids
+    from spectune.workload.prompts import load_workload
 
     target, draft = (load_model(None, device=torch.device("cpu")) for _ in range(2))
     prompt = prompt_token_ids(target, load_workload().prompts[0].messages)
@@ -102,7 +102,7 @@ def rounds(pair: list[str] | None) -> list[Bound]:
 
     from spectune import DraftModel, load_model
     from spectune.measure.rounds import TimedRounds
-    from spectune.sampling import Sampling
+    from spectune.models.sampling import Sampling
 
     cpu, dtype = torch.device("cpu"), "bfloat16" if pair else "auto"
     target, draft = (load_model(spec, device=cpu, dtype=dtype) for spec in pair or (None, None))
@@ -119,8 +119,8 @@ def rounds(pair: list[str] | None) -> list[Bound]:
 _BIG = """
 import json, resource, sys, time
 from pathlib import Path
-from spectune.plan import recommend
-from spectune.profile import load_profile
+from spectune.decide.plan import recommend
+from spectune.profile.store import load_profile
 profile = load_profile(Path(sys.argv[1]))
 began = time.perf_counter()
 recommend(profile)
@@ -131,7 +131,7 @@ print(json.dumps([spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 10
 
 def planning(folder: Path) -> list[Bound]:
     """Replay and plan, alone in a process: 8,000 continuations of 128 tokens, one draft, K = 1..16, 2,000 resamples."""
-    from spectune.costs import RESAMPLES
+    from spectune.profile.costs import RESAMPLES
     from tests.profiles import make_profile
 
     assert RESAMPLES == 2000

@@ -49,8 +49,8 @@ def spectune(*arguments: str) -> None:
 
 def repeatability(first: Path, second: Path) -> float:
     """The largest relative difference between two profiles' forward medians."""
-    from spectune.costs import CostCells
-    from spectune.profile import load_profile
+    from spectune.profile.costs import CostCells
+    from spectune.profile.store import load_profile
 
     one, two = (CostCells.of(load_profile(path).costs) for path in (first, second))
     forwards = [key for key in one.samples if key.part in ("cost_p", "cost_q") and key.draft != "ngram:min=1,max=4"]
@@ -58,7 +58,7 @@ def repeatability(first: Path, second: Path) -> float:
 
 
 def rehearse(folder: Path, device: str, shapes: dict[str, dict[str, int]], budget_s: str) -> dict[str, object]:
-    from spectune.profile import load_profile
+    from spectune.profile.store import load_profile
     from tests.checkpoints import WORDS
 
     began = time.perf_counter()

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from spectune.costs import CostCells
-from spectune.fit import Setting, fit_settings
-from spectune.manifest import ConfirmationRecord, Load
-from spectune.profile import RUNS_SCHEMA, Confirmed, Profile, save_profile
-from spectune.tables import rows_where, to_arrow
+from spectune.decide.fit import Setting, fit_settings
+from spectune.profile.costs import CostCells
+from spectune.profile.manifest import ConfirmationRecord, Load
+from spectune.profile.store import RUNS_SCHEMA, Confirmed, Profile, save_profile
+from spectune.profile.tables import rows_where, to_arrow
 
 CATEGORIES = ("code", "chat", "creative")
 NGRAM = "ngram:min=1,max=4"

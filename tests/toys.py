@@ -11,9 +11,9 @@ import transformers
 from scipy import stats
 from torch import Tensor
 
-from spectune.decode import speculative_decode
+from spectune.decoding.decode import speculative_decode
 from spectune.drafting import Drafter
-from spectune.models import LanguageModel, wrap_model
+from spectune.models.loading import LanguageModel, wrap_model
 
 torch.set_num_threads(1)  # on tensors this small a second thread only waits
 

@@ -10,10 +10,10 @@ import typer
 
 from spectune.cli.files import write_whole
 from spectune.errors import ConfigError, InsufficientDataError, ProfileError, reason_of
-from spectune.run import MAX_REGRESSION, read_run
+from spectune.profile.run import MAX_REGRESSION, read_run
 
 if TYPE_CHECKING:
-    from spectune.check import Check
+    from spectune.decide.check import Check
 
 _PARTS = ("acceptance", "cost_p", "cost_q", "speedup")
 _EXIT_CODES = {
@@ -54,9 +54,9 @@ def check(
     Exits with 1 where one did, 2 where the two cannot be compared, 4 where the data are too noisy to tell. In a GitHub
     job it adds a summary and annotations.
     """
-    from spectune.check import check as compare
     from spectune.cli.terminal import show_check
-    from spectune.profile import load_profile
+    from spectune.decide.check import check as compare
+    from spectune.profile.store import load_profile
 
     for part in only or []:
         if part not in _PARTS:

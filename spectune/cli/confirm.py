@@ -12,9 +12,9 @@ import typer
 from spectune.errors import ConfigError
 
 if TYPE_CHECKING:
-    from spectune.fit import Setting
+    from spectune.decide.fit import Setting
     from spectune.measure.confirm import Trial
-    from spectune.profile import Profile
+    from spectune.profile.store import Profile
 
 _DEPTHS = (1, 2, 4, 8)
 
@@ -56,10 +56,10 @@ def confirm(
     from dataclasses import asdict
 
     from spectune.cli.terminal import TerminalProgress, show_confirmation
-    from spectune.confirmation import confirmation
-    from spectune.costs import CostCells
-    from spectune.fit import fit_settings
-    from spectune.profile import load_profile
+    from spectune.decide.confirmation import confirmation
+    from spectune.decide.fit import fit_settings
+    from spectune.profile.costs import CostCells
+    from spectune.profile.store import load_profile
 
     profile = load_profile(directory)
     cells = CostCells.of(profile.costs)
@@ -111,9 +111,9 @@ def _trials(
     chosen_only: bool,
 ) -> list["Trial"]:
     """What to decode with: the given drafts and K, or the best draft with the usual K, at each temperature."""
+    from spectune.decide.fit import draft_record
+    from spectune.decide.selection import choose
     from spectune.drafting_spec import draft_spec
-    from spectune.fit import draft_record
-    from spectune.selection import choose
 
     settings, measured = profile.manifest.settings, sorted(profile.manifest.settings.temperatures)
     for temperature in temperatures or []:

@@ -44,10 +44,10 @@ def doctor(
 
     Exits with 2 where it is impossible.
     """
+    from spectune.checkpoints.facts import model_facts
     from spectune.drafting_spec import draft_spec
     from spectune.engines import Plan
     from spectune.engines.catalogue import engine_findings, engine_named
-    from spectune.model_facts import model_facts
 
     settings = {name: value for one in setting or [] for name, value in _settings(*_setting(one))}
     if engine_named(engine)[0].NAME == "vLLM":

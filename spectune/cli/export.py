@@ -42,10 +42,10 @@ def export(
     import sys
     from dataclasses import asdict, replace
 
+    from spectune.decide.plan import recommend
     from spectune.engines.catalogue import engine_config, named_config, recommended_config
     from spectune.engines.speculation import best_speculation
-    from spectune.plan import recommend
-    from spectune.profile import load_profile
+    from spectune.profile.store import load_profile
 
     decided = recommend(load_profile(directory), temperature)
     if draft is not None or num_speculative_tokens is not None or tree_width != 1:

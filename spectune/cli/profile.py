@@ -14,7 +14,7 @@ import typer
 
 from spectune.drafting_spec import DEFAULT_DRAFT
 from spectune.errors import ConfigError
-from spectune.run import Run, read_run
+from spectune.profile.run import Run, read_run
 
 if TYPE_CHECKING:
     from spectune.measure.preparation import ProfileRequest
@@ -139,7 +139,7 @@ def profile(
 def _tell(run: Run) -> None:
     """The estimate, on stdout."""
     from spectune.measure.estimate import estimate_run
-    from spectune.workload import too_few
+    from spectune.workload.prompts import too_few
 
     told = estimate_run(run)
     for stage, seconds in told.seconds.items():
@@ -166,10 +166,10 @@ def _given(call: typer.Context) -> dict[str, Any]:
 
 def _measure(request: "ProfileRequest", verbose: bool) -> None:
     from spectune.cli.terminal import TerminalProgress, show_settings, show_warnings
-    from spectune.costs import CostCells
-    from spectune.fit import fit_settings
-    from spectune.formula import fit_formula
+    from spectune.decide.fit import fit_settings
+    from spectune.decide.formula import fit_formula
     from spectune.measure.pipeline import measure_profile
+    from spectune.profile.costs import CostCells
 
     with tempfile.TemporaryDirectory() as folder, TerminalProgress() as progress:
         run_log = Path(folder) / "run.log"

@@ -11,8 +11,8 @@ from spectune.cli.files import write_whole
 from spectune.errors import ConfigError, InsufficientDataError
 
 if TYPE_CHECKING:
+    from spectune.decide.recommendation import Recommendation
     from spectune.engines import EngineConfig
-    from spectune.recommendation import Recommendation
 
 DEFAULT_SKILL = Path("outputs/skill-speculative-tuning.md")
 _ENGINES = ("vllm", "transformers")
@@ -48,9 +48,9 @@ def recommend(
     Exits with 4 where the data do not decide; with --verify, with 1 where the file advises something
     else (or, written from this very profile, has another line).
     """
+    from spectune.decide.plan import recommend as decide
     from spectune.engines.catalogue import recommended_config
-    from spectune.plan import recommend as decide
-    from spectune.profile import load_profile
+    from spectune.profile.store import load_profile
     from spectune.report.figures import figures
     from spectune.report.skill import skill_markdown
 
@@ -126,7 +126,7 @@ def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
 
 
 def _confirmed_line(decided: "Recommendation", directory: Path) -> str:
-    from spectune.confirmation import predicted_interval
+    from spectune.decide.confirmation import predicted_interval
     from spectune.report.skill import interval_text
 
     one = decided.best_decoded

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from spectune.recommendation import Candidate, Recommendation
+    from spectune.decide.recommendation import Candidate, Recommendation
     from spectune.stats import Interval
 
 _LABEL = 14  # columns before a bar: K and its figure
@@ -23,8 +23,8 @@ def show(
     """Draw speed-up against K, acceptance by position and the time of a round, as text."""
     from rich.console import Console
 
-    from spectune.plan import recommend
-    from spectune.profile import load_profile
+    from spectune.decide.plan import recommend
+    from spectune.profile.store import load_profile
     from spectune.report.figures import by_draft
 
     answer = recommend(load_profile(directory), temperature)
@@ -43,7 +43,7 @@ def show(
 
 
 def _speedups(answer: "Recommendation", width: int) -> list[str]:
-    from spectune.confirmation import measured_interval
+    from spectune.decide.confirmation import measured_interval
     from spectune.report.figures import by_draft, speedup_span
 
     low, high = speedup_span(answer)

@@ -11,8 +11,8 @@ import typer
 from spectune.errors import ConfigError, EngineError, InsufficientDataError, reason_of
 
 if TYPE_CHECKING:
-    from spectune.serving import ServedDepth
-    from spectune.telemetry import Telemetry
+    from spectune.decide.served_depth import ServedDepth
+    from spectune.served.telemetry import Telemetry
 
 _MOST_BYTES = 1 << 28
 _ADDRESS = re.compile(r"[^/]+:\d+(?:/|$)|\w+://|[^/]*@")
@@ -51,7 +51,7 @@ def telemetry(
     try:
         seen = read_telemetry(*reversed(texts))
     except ConfigError as error:
-        from spectune.endpoint import is_url
+        from spectune.served.pages import is_url
 
         if all(is_url(one) for one in (source, later) if one is not None):
             raise EngineError(error.problem, error.remedy) from error
@@ -73,7 +73,7 @@ def telemetry(
 
 
 def _text(source: str) -> str:
-    from spectune.endpoint import fetched, is_url
+    from spectune.served.pages import fetched, is_url
 
     if is_url(source):
         return fetched(source)
@@ -100,9 +100,9 @@ def _text(source: str) -> str:
 
 
 def _depth(seen: "Telemetry", directory: Path, temperature: float, draft: str | None) -> "ServedDepth":
+    from spectune.decide.served_depth import served_depth
     from spectune.drafting_spec import draft_spec
-    from spectune.profile import load_profile
-    from spectune.serving import served_depth
+    from spectune.profile.store import load_profile
 
     return served_depth(load_profile(directory), seen, temperature, draft and draft_spec(draft).text)
 

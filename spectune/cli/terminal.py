@@ -9,16 +9,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spectune.confirmation import measured_interval, predicted_interval
+from spectune.decide.confirmation import measured_interval, predicted_interval  # noqa: TID253
+from spectune.decide.selection import choose  # noqa: TID253
 from spectune.report.skill import formula_text, interval_text, machine_change
-from spectune.selection import choose
 
 if TYPE_CHECKING:
-    from spectune.check import Check
-    from spectune.confirmation import Confirmation, ConfirmedSetting
-    from spectune.fit import Setting
-    from spectune.formula import FormulaFit
-    from spectune.manifest import Notice
+    from spectune.decide.check import Check
+    from spectune.decide.confirmation import Confirmation, ConfirmedSetting
+    from spectune.decide.fit import Setting
+    from spectune.decide.formula import FormulaFit
+    from spectune.profile.manifest import Notice
 
 
 _NARROW_COLUMNS = 72

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spectune.sampling import Sampling
+from spectune.models.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

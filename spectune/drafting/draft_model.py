@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from spectune.drafting import Continuation, Evidence, Proposal
-from spectune.models import LanguageModel
-from spectune.sampling import Sampling, log_probabilities, probabilities, sample
-from spectune.scoring import CachedSequence, ModelScorer, Scorer, require_finite, teacher_forced_logits
+from spectune.models.loading import LanguageModel
+from spectune.models.sampling import Sampling, log_probabilities, probabilities, sample
+from spectune.models.scoring import CachedSequence, ModelScorer, Scorer, require_finite, teacher_forced_logits
 
 _TOKENS_PER_FORWARD = 4096
 

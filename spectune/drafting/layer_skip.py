@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from spectune.errors import ConfigError
-from spectune.models import LanguageModel
+from spectune.models.loading import LanguageModel
 
 _LAYOUTS = ("model.layers", "transformer.h", "model.language_model.layers")  # Llama, Qwen, Gemma; GPT-2; Gemma 3
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from spectune.drafting import Continuation, Evidence, Proposal
 from spectune.errors import ConfigError
-from spectune.sampling import Sampling
+from spectune.models.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

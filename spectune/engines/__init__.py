@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from spectune.checkpoints.facts import PADDING, ModelFacts
 from spectune.drafting_spec import DraftSpec
 from spectune.errors import printable
-from spectune.model_facts import PADDING, ModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
+from spectune.decide.recommendation import Recommendation
 from spectune.engines import (
     CONTEXT,
     ConfigText,
@@ -25,8 +26,7 @@ from spectune.engines import (
 )
 from spectune.engines.speculation import FOLDER, Speculation, best_speculation, named_speculation
 from spectune.errors import ConfigError
-from spectune.recommendation import Recommendation
-from spectune.telemetry import Counts, Series, Telemetry, exposition, lines_of, pooled, since, telemetry
+from spectune.served.telemetry import Counts, Series, Telemetry, exposition, lines_of, pooled, since, telemetry
 
 ENGINES: dict[str, ModuleType] = {
     "vllm": vllm,

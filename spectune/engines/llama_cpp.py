@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
+from spectune.checkpoints.facts import ModelFacts
 from spectune.engines import (
     OTHER_VOCABULARY,
     ConfigText,
@@ -23,8 +24,7 @@ from spectune.engines import (
 )
 from spectune.engines.speculation import Speculation
 from spectune.errors import printable
-from spectune.model_facts import ModelFacts
-from spectune.telemetry import Counts, Series, by_position, number, numbers_of, total
+from spectune.served.telemetry import Counts, Series, by_position, number, numbers_of, total
 
 NAME, CHECKED_AGAINST = "llama.cpp", "b11549"
 _TYPES = {"draft_model": "draft-simple", "ngram": "ngram-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}

@@ -25,7 +25,7 @@ from spectune.engines import (
 )
 from spectune.engines.speculation import FOLDER, Speculation
 from spectune.errors import ConfigError
-from spectune.telemetry import Counts, Series, mean, number, numbers_of, several, steps_by_accepted
+from spectune.served.telemetry import Counts, Series, mean, number, numbers_of, several, steps_by_accepted
 
 NAME, CHECKED_AGAINST = "SGLang", "0.5.23"
 _ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}

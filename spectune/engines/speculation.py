@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from spectune.decide.recommendation import BatchStep, Candidate, Recommendation
 from spectune.drafting_spec import DraftSpec, draft_spec
 from spectune.errors import ConfigError
-from spectune.recommendation import BatchStep, Candidate, Recommendation
 
 FOLDER = "\0"
 """Stands in a config's text before the name of a file that it reads, for the folder where that is."""

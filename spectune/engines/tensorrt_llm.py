@@ -22,7 +22,7 @@ from spectune.engines import (
     warning,
 )
 from spectune.engines.speculation import FOLDER, Speculation
-from spectune.telemetry import Counts, Series, by_position, numbers_of, total
+from spectune.served.telemetry import Counts, Series, by_position, numbers_of, total
 
 NAME, CHECKED_AGAINST = "TensorRT-LLM", "1.3"
 _TYPES = {"draft_model": "Draft_Target", "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP", "suffix": "SA"}

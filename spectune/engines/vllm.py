@@ -26,7 +26,7 @@ from spectune.engines import (
 )
 from spectune.engines.speculation import Speculation
 from spectune.errors import ConfigError
-from spectune.telemetry import Counts, Series, by_position, number, numbers_of, several, steps_by_accepted, total
+from spectune.served.telemetry import Counts, Series, by_position, number, numbers_of, several, steps_by_accepted, total
 
 NAME, CHECKED_AGAINST = "vLLM", "0.32"
 METHODS = ("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp")

@@ -9,7 +9,7 @@ import pandas as pd
 from spectune.drafting import Continuation, Drafter
 from spectune.measure import Progress
 from spectune.measure.shards import Shards
-from spectune.profile import ACCEPTANCE_SCHEMA
+from spectune.profile.store import ACCEPTANCE_SCHEMA
 
 _CHUNK = 16
 

@@ -10,24 +10,24 @@ import numpy as np
 import pandas as pd
 import torch
 
-from spectune.decode import Round, speculative_rounds
-from spectune.devices import resolve_device
+from spectune.decoding.decode import Round, speculative_rounds
 from spectune.drafting import Continuation, Drafter, Drafting
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.layer_skip import first_layers
 from spectune.drafting.ngram import NgramDrafter
 from spectune.drafting_spec import draft_spec
 from spectune.errors import ConfigError, ProfileError
-from spectune.manifest import ModelRecord
 from spectune.measure import Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.environment import environment
 from spectune.measure.tape import TapePrompt, tape_table, teacher_forced_rows, without_text
-from spectune.models import EMBEDDED, LanguageModel, load_model, prompt_token_ids
-from spectune.profile import RUNS_SCHEMA, Profile, require_replaceable, save_confirmation
-from spectune.sampling import Sampling
-from spectune.scoring import ModelScorer
-from spectune.workload import load_workload
+from spectune.models.devices import resolve_device
+from spectune.models.loading import EMBEDDED, LanguageModel, load_model, prompt_token_ids
+from spectune.models.sampling import Sampling
+from spectune.models.scoring import ModelScorer
+from spectune.profile.manifest import ModelRecord
+from spectune.profile.store import RUNS_SCHEMA, Profile, require_replaceable, save_confirmation
+from spectune.workload.prompts import load_workload
 
 _TURN_TOKENS = 8  # what each run decodes before the next one's turn
 

@@ -12,15 +12,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from spectune.costs import FORWARDS, KNOWN_WITHIN
 from spectune.drafting import Drafter
 from spectune.drafting.draft_model import DraftModel
-from spectune.manifest import Load
 from spectune.measure import Progress
 from spectune.measure.rounds import Stopwatch, TimedRounds
-from spectune.models import LanguageModel
-from spectune.sampling import Sampling
-from spectune.scoring import ModelSequence
+from spectune.models.loading import LanguageModel
+from spectune.models.sampling import Sampling
+from spectune.models.scoring import ModelSequence
+from spectune.profile.costs import FORWARDS, KNOWN_WITHIN
+from spectune.profile.manifest import Load
 from spectune.stats import median_half_width, steady_seconds
 
 ROUND_DEPTHS = (1, 2, 4)  # and the largest K: the overhead is taken from 1 and 4, the others judge it

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from spectune.manifest import Environment, ModelRecord
-from spectune.models import LanguageModel, package_versions
+from spectune.models.loading import LanguageModel, package_versions
+from spectune.profile.manifest import Environment, ModelRecord
 
 
 def environment(model: LanguageModel) -> Environment:

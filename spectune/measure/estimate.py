@@ -8,15 +8,15 @@ from time import perf_counter
 
 import torch
 
-from spectune.devices import free_bytes, resolve_device, resolve_dtype
+from spectune.checkpoints.size import ModelSize, hub_size, model_size
 from spectune.drafting_spec import draft_spec, measured_draft
 from spectune.errors import ConfigError
 from spectune.measure.cost import FEWEST_PASSES, ROUND_DEPTHS
 from spectune.measure.tape import ROWS_PER_BATCH
-from spectune.model_size import ModelSize, hub_size, model_size
-from spectune.models import EMBEDDED, embedded_gguf, unpacked_folder
-from spectune.run import Run
-from spectune.workload import Prompt, load_workload
+from spectune.models.devices import free_bytes, resolve_device, resolve_dtype
+from spectune.models.loading import EMBEDDED, embedded_gguf, unpacked_folder
+from spectune.profile.run import Run
+from spectune.workload.prompts import Prompt, load_workload
 
 _BYTES_PER_TOKEN = 4.2  # of UTF-8, in prompts that people write
 _TEMPLATE_TOKENS = 20

@@ -12,9 +12,7 @@ from typing import Any
 import pandas as pd
 
 import spectune
-from spectune.costs import KNOWN_WITHIN, CostCells
 from spectune.errors import ProfileError
-from spectune.manifest import SCHEMA_VERSION, Load, Notice
 from spectune.measure import Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.cost import CostSettings, cost_table
@@ -30,9 +28,11 @@ from spectune.measure.tape import (
     tape_table,
     without_text,
 )
-from spectune.profile import COSTS_SCHEMA, TAPE_SCHEMA, Profile, load_profile, save_profile
-from spectune.run import Run, differences
-from spectune.tables import to_arrow
+from spectune.profile.costs import KNOWN_WITHIN, CostCells
+from spectune.profile.manifest import SCHEMA_VERSION, Load, Notice
+from spectune.profile.run import Run, differences
+from spectune.profile.store import COSTS_SCHEMA, TAPE_SCHEMA, Profile, load_profile, save_profile
+from spectune.profile.tables import to_arrow
 
 log = logging.getLogger("spectune")
 

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 
 import spectune
-from spectune.devices import resolve_device
 from spectune.drafting import Drafter
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.layer_skip import first_layers
 from spectune.drafting.ngram import NgramDrafter
 from spectune.drafting_spec import DEFAULT_DRAFT, draft_spec, measured_draft
 from spectune.errors import ConfigError, ProfileError
-from spectune.manifest import DraftRecord, Notice
 from spectune.measure import Progress
 from spectune.measure.environment import environment, model_record
 from spectune.measure.tape import TapePrompt
-from spectune.models import (
+from spectune.models.devices import resolve_device
+from spectune.models.loading import (
     LanguageModel,
     SamplingDefaults,
     load_model,
@@ -27,10 +26,11 @@ from spectune.models import (
     require_same_tokenizer,
     sampling_defaults,
 )
-from spectune.profile import load_profile, require_replaceable
-from spectune.run import Run
-from spectune.sampling import Sampling
-from spectune.workload import Prompt, Workload, load_workload, too_few
+from spectune.models.sampling import Sampling
+from spectune.profile.manifest import DraftRecord, Notice
+from spectune.profile.run import Run
+from spectune.profile.store import load_profile, require_replaceable
+from spectune.workload.prompts import Prompt, Workload, load_workload, too_few
 
 _NAMED_PROMPTS = 5
 

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectune.decode import speculative_rounds
+from spectune.decoding.decode import speculative_rounds
 from spectune.drafting import Drafting, Proposal
 from spectune.drafting.draft_model import DraftModel
-from spectune.models import LanguageModel
-from spectune.sampling import Sampling
-from spectune.scoring import CachedSequence, ModelScorer, Scorer
+from spectune.models.loading import LanguageModel
+from spectune.models.sampling import Sampling
+from spectune.models.scoring import CachedSequence, ModelScorer, Scorer
 
 
 class Stopwatch:

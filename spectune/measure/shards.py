@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spectune.errors import ProfileError, reason_of
-from spectune.tables import write_table
+from spectune.profile.tables import write_table
 
 _MARKER = "run.json"
 

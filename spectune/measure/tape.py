@@ -13,18 +13,18 @@ from transformers.cache_utils import Cache
 
 from spectune.drafting import Continuation
 from spectune.errors import DeviceError
-from spectune.kv_cache import new_cache
 from spectune.measure import Progress
-from spectune.models import LanguageModel
-from spectune.profile import HELD_OUT_SCHEMA, TAPE_SCHEMA
-from spectune.sampling import Sampling, log_probabilities, probabilities, sample, uniform_stream
-from spectune.scoring import (
+from spectune.models.kv_cache import new_cache
+from spectune.models.loading import LanguageModel
+from spectune.models.sampling import Sampling, log_probabilities, probabilities, sample, uniform_stream
+from spectune.models.scoring import (
     left_padded,
     out_of_memory_as_device_error,
     positions,
     require_finite,
     teacher_forced_logits,
 )
+from spectune.profile.store import HELD_OUT_SCHEMA, TAPE_SCHEMA
 
 REPEAT_TOKENS = 8
 ROWS_PER_BATCH = 64

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from spectune.check import Check, Finding
+from spectune.decide.check import Check, Finding
 from spectune.report.markdown import table
 
 _HOPELESS = 40.0  # times the data

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from spectune.confirmation import ConfirmedSetting, measured_interval
-from spectune.recommendation import Candidate, Recommendation
+from spectune.decide.confirmation import ConfirmedSetting, measured_interval
+from spectune.decide.recommendation import Candidate, Recommendation
 from spectune.stats import Interval
 
 _WIDTH, _PLOT_HEIGHT, _LEFT, _RIGHT, _TOP, _ROW = 720, 300, 64, 24, 56, 20

@@ -5,10 +5,10 @@ from urllib.parse import quote
 
 import yaml
 
-from spectune.confirmation import Confirmation, ConfirmedSetting, measured_interval, predicted_interval
+from spectune.decide.confirmation import Confirmation, ConfirmedSetting, measured_interval, predicted_interval
+from spectune.decide.formula import FormulaFit
+from spectune.decide.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
 from spectune.engines import EngineConfig
-from spectune.formula import FormulaFit
-from spectune.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
 from spectune.report.markdown import table
 from spectune.stats import Interval
 

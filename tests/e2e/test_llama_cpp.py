@@ -19,7 +19,7 @@ import pytest
 from spectune.drafting_spec import draft_spec
 from spectune.engines.catalogue import engine_config, read_telemetry
 from spectune.engines.speculation import Speculation
-from spectune.models import embedded_gguf
+from spectune.models.loading import embedded_gguf
 
 PYTHON = os.environ.get("SPECTUNE_LLAMA_CPP_PYTHON")
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(not PYTHON, reason="make test-llamacpp installs the server")]

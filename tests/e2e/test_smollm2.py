@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spectune.errors import ConfigError
-from spectune.models import embedded_gguf, load_model
+from spectune.models.loading import embedded_gguf, load_model
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -29,7 +29,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory):
-    from spectune.workload import load_workload
+    from spectune.workload.prompts import load_workload
 
     short = [p for p in load_workload().prompts if len(p.messages) == 1 and len(p.messages[0].content) < 350][:20]
     lines = [{"prompt": p.messages[0].content, "category": "short"} for p in short]
@@ -59,10 +59,10 @@ def test_replayed_rounds_are_the_rounds_of_real_decoding(target, workload, tmp_p
 
     from spectune import ModelScorer, NgramDrafter, speculative_decode
     from spectune.drafting import Continuation
-    from spectune.models import prompt_token_ids
+    from spectune.models.loading import prompt_token_ids
+    from spectune.models.sampling import Sampling
     from spectune.replay import replay
-    from spectune.sampling import Sampling
-    from spectune.workload import load_workload
+    from spectune.workload.prompts import load_workload
 
     drafter, length, k = NgramDrafter(), 32, 4
     for prompt in load_workload(str(workload)).prompts[:3]:

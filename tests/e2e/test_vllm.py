@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from spectune.decide.recommendation import BatchStep
 from spectune.drafting_spec import draft_spec
 from spectune.engines.catalogue import engine_config, read_telemetry
 from spectune.engines.speculation import Speculation
-from spectune.models import load_model
-from spectune.recommendation import BatchStep
+from spectune.models.loading import load_model
 
 PYTHON = os.environ.get("SPECTUNE_VLLM_PYTHON")
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(not PYTHON, reason="make test-vllm installs the engine")]

@@ -1,0 +1,1 @@
+"""What a checkpoint's files say before any weight is read."""

@@ -1,0 +1,1 @@
+"""From a profile to an answer. Pure: nothing here measures or loads a model."""

@@ -1,0 +1,100 @@
+"""How well the field's formula describes a profile: its α, a goodness-of-fit verdict, and what it would have said."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spectune.decide.fit import Setting
+from spectune.speedup import best_row, expected_tokens, fitted_alpha, log_slope, round_cost, speedup_rows
+from spectune.stats import effective_prompts, t_quantile
+
+TOLERANCE = 0.02
+Fits = Literal["fits", "misleads", "undecided"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaFit:
+    """The α of (1 − α^(K+1))/(1 − α) fitted to τ(K) over all K, and how far the formula is then off.
+
+    verdict: `misleads` where at some K it is off beyond chance and by more than 2%; `fits` where it is within
+    2% at every K even at the ends of the interval; else `undecided`.
+    """
+
+    draft: str
+    temperature: float
+    alpha: float
+    verdict: Fits
+    largest_error: float  # of τ, relative, over K; signed: above 0 the formula promises too much
+    largest_error_at: int  # that K
+    chosen_k: int  # the K that the formula picks from this α and cost_q/cost_p, 0 for plain
+    promised_speedup: float  # what it promises there
+    replayed_speedup: float  # what replay and measured costs say of the same K
+
+
+def fit_formula(settings: Sequence[Setting]) -> list[FormulaFit]:
+    """One fit for each draft and temperature; drafts that nothing is accepted of fit α = 0."""
+    groups: dict[tuple[str, float], list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault((setting.draft, setting.temperature), []).append(setting)
+    return [_fit(group) for group in groups.values()]
+
+
+def _fit(group: Sequence[Setting]) -> FormulaFit:
+    depths = [setting.num_speculative_tokens for setting in group]
+    alpha = fitted_alpha({s.num_speculative_tokens: s.acceptance_length.estimate for s in group})
+    log_errors = np.array(
+        [np.log(expected_tokens(alpha, k) / s.acceptance_length.estimate) for k, s in zip(depths, group, strict=True)]
+    )
+    worst = int(np.argmax(np.abs(log_errors)))
+    chosen = promised(group, alpha)
+    return FormulaFit(
+        draft=group[0].draft,
+        temperature=group[0].temperature,
+        alpha=alpha,
+        verdict=_verdict(log_errors, _half_widths(group, alpha)),
+        largest_error=float(np.expm1(log_errors[worst])),
+        largest_error_at=depths[worst],
+        chosen_k=chosen[0],
+        promised_speedup=chosen[1],
+        replayed_speedup=next((s.speedup.estimate for s in group if s.num_speculative_tokens == chosen[0]), 1.0),
+    )
+
+
+def promised(group: Sequence[Setting], alpha: float) -> tuple[int, float]:
+    """The K and speed-up that (1 − α^(K+1))/((1 − α)(K·c + 1)) is largest at, c = cost_q/cost_p(1).
+
+    It assumes that verifying K + 1 tokens costs one plain step. Source: Leviathan et al. 2023, theorem 3.8.
+    """
+    costs = {s.num_speculative_tokens: round_cost(cost_ratio(s), s.num_speculative_tokens) for s in group}
+    best = best_row(speedup_rows(alpha, costs))
+    return best.num_speculative_tokens, best.speedup
+
+
+def cost_ratio(setting: Setting) -> float:
+    """cost_q/cost_p(1) as the formula takes it: a draft step in plain steps."""
+    steps = setting.num_speculative_tokens if setting.method != "ngram" else 1
+    share = 1.0 if setting.method != "ngram" else 1.0 / setting.num_speculative_tokens
+    return setting.draft_s / steps / setting.plain_s * share
+
+
+def _half_widths(group: Sequence[Setting], alpha: float) -> NDArray[np.float64]:
+    """[K] half-widths of the log errors, all K at once (Bonferroni); α moves with the prompts too."""
+    influence = np.stack([setting.log_length_influence for setting in group], axis=1)  # [prompts, K]
+    slopes = np.array([log_slope(alpha, setting.num_speculative_tokens) for setting in group])
+    moved = np.outer(influence @ slopes / (slopes @ slopes), slopes) - influence
+    weight = effective_prompts(group[0].rounds)
+    if weight < 2:
+        return np.full(len(group), np.inf)
+    return np.asarray(t_quantile(weight - 1, 1 - 0.025 / len(group)) * np.sqrt(np.sum(moved**2, axis=0)))
+
+
+def _verdict(log_errors: NDArray[np.float64], half_widths: NDArray[np.float64]) -> Fits:
+    sizes = np.abs(log_errors)
+    if len(sizes) < 2:  # one α fits one τ whatever it is
+        return "undecided"
+    if np.any((sizes > half_widths) & (sizes > TOLERANCE)):
+        return "misleads"
+    return "fits" if np.all(sizes + half_widths < TOLERANCE) else "undecided"

@@ -1,0 +1,110 @@
+"""Which candidate, and whether it may be believed: choosing the best of many flatters it, so the gate and the quoted
+figure allow for the choice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spectune.decide.fit import Setting
+from spectune.profile.costs import FOLDS
+from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Interval, max_t_quantile, t_quantile
+
+MIN_GAIN = 1.05
+_TIE = 0.01
+_SIMPLICITY = ("ngram", "layer_skip", "draft_model")
+
+Verdict = Literal["speculate", "plain", "insufficient-data"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The chosen candidate and what may be said of it.
+
+    The estimate is cross-fitted, the lower end holds for whichever of the candidates was chosen (max-t), the
+    upper end is the candidate's own.
+    """
+
+    setting: Setting
+    speedup: Interval
+    verdict: Verdict
+
+
+def decide(candidates: Sequence[Setting]) -> Decision:
+    """Choose among candidates at one temperature and load."""
+    best = choose(candidates)
+    own, low = best.speedup, best.speedup.low
+    estimate = cross_fitted_speedup(candidates)
+    if low is not None:
+        low = min(own.estimate * float(np.exp(-_allowance(best, candidates))), estimate)
+    high = None if own.high is None else max(own.high, estimate)
+    speedup = Interval(estimate=estimate, low=low, high=high)
+    verdict = verdict_of(speedup, best.effective_prompts)
+    if verdict == "plain" and timings_leave_open(speedup, best):
+        verdict = "insufficient-data"
+    return Decision(setting=best, speedup=speedup, verdict=verdict)
+
+
+def timings_leave_open(speedup: Interval, setting: Setting) -> bool:
+    """Whether the interval holds the bound, and more for the timings' sake than for the prompts': a quiet machine
+    may turn the answer.
+    """
+    straddles = speedup.low is not None and speedup.high is not None and speedup.low <= MIN_GAIN < speedup.high
+    return straddles and bool(np.std(setting.cost_influence) > np.sqrt(np.sum(setting.prompt_influence**2)))
+
+
+def verdict_of(speedup: Interval, effective_prompts: float) -> Verdict:
+    """speculate: the interval lies above min_gain. plain: the point or the whole interval lies below it."""
+    if effective_prompts < MIN_EFFECTIVE_PROMPTS or speedup.low is None or speedup.high is None:
+        return "insufficient-data"
+    if speedup.low > MIN_GAIN:
+        return "speculate"
+    return "plain" if speedup.estimate < MIN_GAIN or speedup.high < MIN_GAIN else "insufficient-data"
+
+
+def choose(candidates: Sequence[Setting]) -> Setting:
+    """The fastest; within 1% of it the smaller K, then the simpler draft."""
+    return candidates[_pick(candidates, np.array([setting.speedup.estimate for setting in candidates]))]
+
+
+def _pick(candidates: Sequence[Setting], speedups: NDArray[np.float64]) -> int:
+    ties = np.flatnonzero(speedups >= speedups.max() * (1 - _TIE)).tolist()
+
+    def simplest_first(index: int) -> tuple[int, int, float]:
+        setting = candidates[index]
+        return setting.num_speculative_tokens, _SIMPLICITY.index(setting.method), -float(speedups[index])
+
+    return min(ties, key=simplest_first)
+
+
+def _allowance(best: Setting, candidates: Sequence[Setting]) -> float:
+    """How far below its log estimate the chosen candidate's lower end lies."""
+    prompts = np.stack([setting.prompt_influence for setting in candidates], axis=1)
+    resamples = np.stack([setting.cost_influence for setting in candidates], axis=1)
+    costs = (resamples - resamples.mean(axis=0)) / np.sqrt(len(resamples))
+    quantile = max_t_quantile(np.nan_to_num(np.concatenate([prompts, costs])))
+    few = t_quantile(best.effective_prompts - 1, 0.975) / NORMAL.inv_cdf(0.975)
+    return quantile * few * best.log_error
+
+
+def cross_fitted_speedup(candidates: Sequence[Setting]) -> float:
+    """Choose on four fifths of prompts and cost samples, score on the fifth, rotate, pool: no luck of the choice."""
+    emitted, seconds = (
+        np.stack([getattr(setting, name) for setting in candidates], axis=1) for name in ("emitted", "seconds")
+    )  # [prompts, candidates]
+    plain_s = np.array([setting.plain_s for setting in candidates])
+    factors = np.stack([setting.fold_factors for setting in candidates], axis=2)  # [folds, 2, candidates]
+    fold = np.arange(len(emitted)) % FOLDS
+    steps, took = 0.0, 0.0
+    for number in range(min(FOLDS, len(emitted))):
+        rest, mine = fold != number, fold == number
+        left = seconds[rest].sum(0)
+        if not np.all(left > 0):
+            continue
+        chosen = _pick(candidates, emitted[rest].sum(0) * plain_s / left * factors[number, 1])
+        steps += float(emitted[mine, chosen].sum() * plain_s[chosen])
+        took += float(seconds[mine, chosen].sum() / factors[number, 0, chosen])
+    return steps / took if took > 0 else choose(candidates).speedup.estimate

@@ -1,0 +1,1 @@
+"""The exact rule and the loop around it."""

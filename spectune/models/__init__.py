@@ -1,0 +1,1 @@
+"""Language models in memory: loading, devices, caches, logits, and the law that tokens are drawn from."""

@@ -1,0 +1,226 @@
+"""The cost table as cells: medians with the machine's drift divided out, how well each is known, what lies between."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from spectune.errors import ProfileError
+from spectune.profile.manifest import Load
+from spectune.profile.tables import labels, numbers
+from spectune.stats import median_half_width, steady_seconds
+
+Floats = NDArray[np.float64]
+
+RESAMPLES = 2000
+FOLDS = 5
+FORWARDS = ("cost_p", "cost_q", "reference")
+"""Parts of known work, which tell how fast the machine was in a pass; the others are real rounds."""
+KNOWN_WITHIN = 0.03
+_FEWEST_OF_A_FOLD = 5
+_KEYS = ["part", "draft", "temperature", "tokens", "batch", "context_tokens"]
+_NAMES = {
+    "cost_p": "verify n",
+    "cost_q": "draft n",
+    "overhead": "overhead K",
+    "round": "round K",
+    "reference": "reference product n",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellKey:
+    """One cell: `tokens` is n of a forward or K of a round; `greedy` tells T = 0 from any T > 0, None where alike."""
+
+    part: str
+    tokens: int
+    load: Load
+    draft: str | None = None
+    greedy: bool | None = None
+
+    def __str__(self) -> str:
+        name = f"{_NAMES[self.part]} = {self.tokens}"
+        return f"{name} of {self.draft}" if self.draft else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """A cell's seconds without the machine's drift, and the measurement pass each was taken in."""
+
+    seconds: Floats
+    passes: NDArray[np.int64]
+
+
+Statistic = Callable[[Samples], Floats]
+
+
+class CostCells:
+    """All cells of a profile; every figure is a median, for each of which `resampled` gives its spread."""
+
+    def __init__(self, samples: Mapping[CellKey, Samples]) -> None:
+        self.samples = samples
+        self._resampled: dict[CellKey, Floats] = {}
+
+    @staticmethod
+    def of(costs: pa.Table) -> "CostCells":
+        """The cells of a table as profile.COSTS_SCHEMA has it."""
+        return CostCells(_samples(costs))
+
+    def sizes(self, part: str, load: Load, draft: str | None = None, greedy: bool | None = None) -> list[int]:
+        """The tokens that a part was measured at."""
+        wanted = (part, load, draft, greedy)
+        return sorted(key.tokens for key in self.samples if (key.part, key.load, key.draft, key.greedy) == wanted)
+
+    def resampled(self, key: CellKey) -> Floats:
+        """[1 + RESAMPLES] the median, then the medians of resampled samples. Raises: ProfileError: not measured."""
+        if key not in self._resampled:
+            self._resampled[key] = self.interpolated(key, _bootstrap)
+        return self._resampled[key]
+
+    def folded(self, side: Literal[0, 1], key: CellKey) -> Floats:
+        """[FOLDS] the median of each fifth of the samples (side 0), or of the other four fifths (side 1)."""
+        return self.interpolated(key, _folds)[:, side]
+
+    def count(self, key: CellKey) -> int:
+        """How many samples a cell has; the fewest of its neighbours where it lies between two."""
+        if key in self.samples:
+            return len(self.samples[key].seconds)
+        near = [one for one in self.samples if _at(one, key.tokens) == key]
+        return min((len(self.samples[one].seconds) for one in near), default=0)
+
+    def interpolated(self, key: CellKey, statistic: Statistic) -> Floats:
+        """The cell's own figure where it was measured, else linear in n between the nearest measured ones.
+
+        Raises: ProfileError beyond them.
+        """
+        if key in self.samples:
+            return statistic(self.samples[key])
+        sizes = self.sizes(key.part, key.load, key.draft, key.greedy)
+        below, above = [n for n in sizes if n < key.tokens], [n for n in sizes if n > key.tokens]
+        if not below or not above:
+            where = f"batch {key.load.batch} and {key.load.context_tokens} tokens of context"
+            raise ProfileError(f"the profile's costs lack {key} at {where}", "run spectune profile again")
+        low, high = below[-1], above[0]
+        share = (key.tokens - low) / (high - low)
+        ends = [statistic(self.samples[_at(key, n)]) for n in (low, high)]
+        return (1 - share) * ends[0] + share * ends[1]
+
+    @cached_property
+    def half_widths(self) -> dict[CellKey, float]:
+        """How well each median is known, whole rounds left out; relative to itself or to a plain step, the longer."""
+        return {key: self._half_width(key) for key in self.samples if key.part != "round"}
+
+    @property
+    def noisiest(self) -> tuple[CellKey, float]:
+        """The cell whose median is known worst."""
+        worst = max(self.half_widths, key=lambda key: self.half_widths[key])
+        return worst, self.half_widths[worst]
+
+    def _half_width(self, key: CellKey) -> float:
+        plain = self.samples.get(CellKey(part="cost_p", tokens=1, load=key.load))
+        plain_s = 0.0 if plain is None else float(np.median(plain.seconds))
+        return median_half_width(self.samples[key].seconds, plain_s)
+
+    def scaled(self, factor: float) -> "CostCells":
+        """The same cells, all seconds times a factor."""
+        return CostCells(
+            {key: Samples(seconds=one.seconds * factor, passes=one.passes) for key, one in self.samples.items()}
+        )
+
+    def surface_residuals(self) -> dict[CellKey, float]:
+        """How far the line between its neighbours misses each inner cell of cost_p, relative to it."""
+        found = {}
+        for key in self.samples:
+            sizes = self.sizes("cost_p", key.load)
+            if key.part == "cost_p" and key.tokens not in (sizes[0], sizes[-1]):
+                place = sizes.index(key.tokens)
+                low, high = sizes[place - 1], sizes[place + 1]
+                ends = [float(np.median(self.samples[_at(key, n)].seconds)) for n in (low, high)]
+                line = np.interp(key.tokens, [low, high], ends)
+                found[key] = float(line / np.median(self.samples[key].seconds) - 1)
+        return found
+
+
+def unsteadiness(costs: pa.Table, over: Literal["nothing", "reference", "plain"]) -> float:
+    """How much the target's forwards changed from one fifth of a run to another: a standard deviation of logs.
+
+    Relative to the reference product of the same time, or those of several tokens relative to plain steps: what a ratio
+    of the two changes by while neither the code nor the work does. A run too short for fifths shows nothing: infinite.
+    """
+    parts, tokens = labels(costs["part"]), numbers(costs["tokens"])
+    passes = labels(costs["measurement_pass"]).astype(np.int64)
+    count = int(passes.max(initial=-1)) + 1
+    if count < FOLDS:
+        return float("inf")
+    forwards = parts == "cost_p"
+    mine = forwards & (tokens > 1) if over == "plain" else forwards
+    cells = np.array(list(map(str, zip(*(costs[name].to_pylist() for name in _KEYS), strict=True))))
+    logs = np.log(np.maximum(numbers(costs["seconds"]), 1e-12))
+    level = _by_fifth(logs, cells, passes, mine, count)
+    if over != "nothing":
+        others = forwards & (tokens == 1) if over == "plain" else parts == "reference"
+        level = level - _by_fifth(logs, cells, passes, others, count)
+    return float(np.std(level, ddof=1))
+
+
+def _by_fifth(
+    logs: Floats, cells: NDArray[np.str_], passes: NDArray[np.int64], mine: NDArray[np.bool_], count: int
+) -> Floats:
+    """[FOLDS] mean over consecutive passes of logs less their own cell's mean."""
+    _, cell = np.unique(cells[mine], return_inverse=True)
+    fifth = passes[mine] * FOLDS // count
+    centred = logs[mine] - (np.bincount(cell, logs[mine]) / np.bincount(cell))[cell]
+    sums, samples = np.bincount(fifth, centred, FOLDS), np.bincount(fifth, minlength=FOLDS)
+    return np.asarray(sums / np.maximum(samples, 1))
+
+
+def _at(key: CellKey, tokens: int) -> CellKey:
+    return CellKey(part=key.part, tokens=tokens, load=key.load, draft=key.draft, greedy=key.greedy)
+
+
+def _samples(costs: pa.Table) -> dict[CellKey, Samples]:
+    rows = list(zip(*(costs[name].to_pylist() for name in _KEYS), strict=True))
+    places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+    cells, passes = np.array([places[row] for row in rows]), labels(costs["measurement_pass"]).astype(np.int64)
+    forwards = np.isin(labels(costs["part"]), FORWARDS)
+    steady = steady_seconds(numbers(costs["seconds"]), cells, passes, forwards)
+    return {
+        _key(*row): Samples(seconds=steady[cells == place], passes=passes[cells == place])
+        for row, place in places.items()
+    }
+
+
+def _key(
+    part: str, draft: str | None, temperature: float | None, tokens: int, batch: int, context_tokens: int
+) -> CellKey:
+    return CellKey(
+        part=part,
+        tokens=tokens,
+        load=Load(batch=batch, context_tokens=context_tokens),
+        draft=draft,
+        greedy=None if temperature is None else temperature == 0.0,
+    )
+
+
+def _bootstrap(samples: Samples) -> Floats:
+    """Cells of as many samples are resampled alike, pass by pass, so that what drift is left stays shared."""
+    count = len(samples.seconds)
+    draws = np.random.default_rng(count).integers(count, size=(RESAMPLES, count))
+    medians = np.median(samples.seconds[draws], axis=1)
+    return np.concatenate([[np.median(samples.seconds)], medians])
+
+
+def _folds(samples: Samples) -> Floats:
+    """[FOLDS, 2]; samples are dealt to the folds in turn, so that each has early and late ones.
+
+    Too few to give each fold a median of its own: all of them serve everywhere.
+    """
+    if len(samples.seconds) < FOLDS * _FEWEST_OF_A_FOLD:
+        return np.full((FOLDS, 2), np.median(samples.seconds))
+    turn = np.argsort(np.argsort(samples.passes, kind="stable"), kind="stable") % FOLDS
+    pairs = [(samples.seconds[turn == fold], samples.seconds[turn != fold]) for fold in range(FOLDS)]
+    return np.array([[np.median(part) for part in pair] for pair in pairs])

@@ -1,0 +1,1 @@
+"""Prompts in: what people keep them in, and the built-in set."""

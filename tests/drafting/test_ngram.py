@@ -1,0 +1,120 @@
+"""N-gram drafts against a brute-force statement of prompt lookup as vLLM does it."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from spectune.drafting import Continuation
+from spectune.drafting.ngram import NgramDrafter
+from spectune.errors import ConfigError
+from spectune.models.sampling import Sampling
+
+unhurried = settings(deadline=None)
+GREEDY = Sampling(temperature=0.0)
+
+
+def brute_force(context: list[int], shortest: int, longest: int, count: int) -> list[int]:
+    """What follows the earliest earlier occurrence of the longest suffix that has one."""
+    for size in range(longest, shortest - 1, -1):
+        suffix = context[-size:]
+        for start in range(len(context) - size):
+            if context[start : start + size] == suffix:
+                return context[start + size : start + size + count]
+    return []
+
+
+contexts = st.integers(1, 3).flatmap(lambda top: st.lists(st.integers(0, top), max_size=24))
+bounds = st.tuples(st.integers(1, 5), st.integers(0, 4)).map(lambda found: (found[0], sum(found)))
+
+
+@unhurried
+@given(contexts, bounds, st.integers(1, 8))
+@example([], (1, 4), 3)
+@example([7], (1, 4), 3)
+@example([1, 1], (1, 1), 4)
+@example([1, 1, 1, 1, 1], (2, 3), 4)
+def test_lookup_equals_brute_force(context, bounds, count):
+    shortest, longest = bounds
+    drafter = NgramDrafter(min_tokens=shortest, max_tokens=longest)
+    found = drafter.lookup(np.array(context, dtype=np.int64), count).tolist()
+    assert found == brute_force(context, shortest, longest, count)
+
+
+@unhurried
+@given(contexts, bounds, st.integers(1, 8), st.integers(1, 8))
+def test_a_shorter_proposal_is_the_start_of_a_longer_one(context, bounds, short, long):
+    drafter = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
+    short, long = sorted((short, long))
+    context = np.array(context, dtype=np.int64)
+    assert drafter.lookup(context, short).tolist() == drafter.lookup(context, long).tolist()[:short]
+
+
+@pytest.mark.parametrize(
+    ("context", "shortest", "longest", "count", "expected"),
+    [
+        ([1, 2, 3, 4, 1, 2], 1, 4, 2, [3, 4]),
+        ([1, 2, 3, 4, 1, 2], 1, 4, 9, [3, 4, 1, 2]),
+        ([1, 2, 3, 4, 1, 2], 3, 4, 2, []),
+        ([1, 2, 3], 1, 4, 2, []),
+        ([5, 1, 9, 5, 2, 9, 5], 1, 1, 1, [1]),  # the earliest of two occurrences of one length
+        ([9, 5, 7, 5, 1, 9, 5], 1, 4, 1, [7]),
+        ([5, 1, 9, 5, 2, 9, 5], 1, 2, 1, [2]),  # a longer suffix wins over an earlier occurrence
+        ([3, 3, 3], 1, 4, 5, [3]),  # occurrences may overlap the suffix
+        ([1, 2, 1, 2, 1], 1, 4, 5, [2, 1]),
+    ],
+)
+def test_examples(context, shortest, longest, count, expected):
+    drafter = NgramDrafter(min_tokens=shortest, max_tokens=longest)
+    assert drafter.lookup(np.array(context), count).tolist() == expected
+
+
+@unhurried
+@given(contexts.filter(bool), st.integers(1, 6))
+def test_proposals_are_point_masses_and_the_drafter_keeps_no_state(context, count):
+    drafter = NgramDrafter(min_tokens=1, max_tokens=3)
+    drafting = drafter.open(np.random.default_rng(0))
+    drafting.propose([1, 2, 1, 2, 1], 4, GREEDY)
+    for sampling in (GREEDY, Sampling(temperature=1.0)):
+        proposal = drafting.propose(context, count, sampling)
+        assert proposal.draft_token_ids == brute_force(context, 1, 3, count)
+        assert all(type(token_id) is int for token_id in proposal.draft_token_ids)
+        assert proposal.draft_probs is None
+
+
+@unhurried
+@given(contexts.filter(bool), contexts.filter(bool), bounds, st.integers(1, 6))
+def test_evidence_says_what_a_round_at_each_position_would_propose_and_get_right(prompt, written, bounds, max_k):
+    drafter = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
+    continuation = Continuation(prompt_id="0", prompt_token_ids=prompt, token_ids=written, sampling=GREEDY)
+    (evidence,) = drafter.evidence([continuation], max_k)
+    for start in range(len(written)):
+        proposal = brute_force([*prompt, *written[:start]], *bounds, max_k)
+        right = 0
+        for ours, theirs in zip(proposal, written[start:], strict=False):
+            if ours != theirs:
+                break
+            right += 1
+        assert evidence.proposed_tokens[start] == len(proposal)
+        assert evidence.matched_tokens[start] == right
+    assert len(evidence.proposed_tokens) == len(evidence.matched_tokens) == len(written)
+    assert evidence.draft_logprobs is None
+
+
+def test_evidence_of_several_continuations_is_that_of_each():
+    drafter = NgramDrafter(min_tokens=1, max_tokens=2)
+    rows = [
+        Continuation(prompt_id=str(seed), prompt_token_ids=prompt, token_ids=tokens, sampling=GREEDY)
+        for seed, (prompt, tokens) in enumerate([([1, 2, 1], [2, 1, 3]), ([4], [4, 4, 4, 4, 4]), ([0, 1], [2])])
+    ]
+    together = drafter.evidence(rows, 4)
+    for row, found in zip(rows, together, strict=True):
+        (alone,) = drafter.evidence([row], 4)
+        assert np.array_equal(found.proposed_tokens, alone.proposed_tokens)
+        assert np.array_equal(found.matched_tokens, alone.matched_tokens)
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(0, 4), (3, 2), (-1, -1)])
+def test_lengths_out_of_range_are_refused(shortest, longest):
+    with pytest.raises(ConfigError):
+        NgramDrafter(min_tokens=shortest, max_tokens=longest)
