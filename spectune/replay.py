@@ -10,18 +10,12 @@ Arrays are time-major, [T, K, rows]: a row is one continuation, position 0 its f
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-AcceptanceRule = Literal["rejection", "greedy_draft", "exact_match", "block"]
-"""rejection: sampled draft, accept where r < p/q. greedy_draft: the draft proposes its argmax (or is a
-point mass); accept where the target's own sample is the proposal. exact_match: sampled draft, accept where
-two independent samples agree. block: block verification of a sampled draft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from spectune.decide.round_costs import RoundCosts, folded_round_costs, round_costs
+from spectune.drafting_spec import AcceptanceRule
 from spectune.errors import ConfigError, InsufficientDataError
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import DraftRecord, Load
 from spectune.profile.store import Profile
 from spectune.profile.tables import labels, lengths, padded, rows_at, rows_where
 from spectune.replay import (
-    AcceptanceRule,
     Floats,
     Replay,
     Walk,

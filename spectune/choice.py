@@ -1,0 +1,40 @@
+"""What may be chosen: a draft, the shape of what it proposes in a round, a temperature. The one key of every figure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """At most `nodes` proposals in at most `depth` draft steps; a chain of K has K of both, plain decoding none."""
+
+    depth: int
+    nodes: int
+
+    @property
+    def verified_tokens(self) -> int:
+        """N of the target's forward: the last token emitted and every proposal."""
+        return self.nodes + 1
+
+
+def chain(num_speculative_tokens: int) -> Shape:
+    """K proposals, each after the one before."""
+    return Shape(num_speculative_tokens, num_speculative_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A way to decode; without a draft it is plain decoding."""
+
+    draft: str | None  # its SPEC
+    shape: Shape
+    temperature: float
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """K: of a tree its depth, of plain decoding 0."""
+        return self.shape.depth
+
+
+def plain(temperature: float) -> Choice:
+    """One token a round."""
+    return Choice(None, chain(0), temperature)
