@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+LONGEST = 1000
+"""The largest K, depth or width that anything is asked about."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:

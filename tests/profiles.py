@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from spectune.decide.fit import Setting, fit_settings
+from spectune.profile import schemas
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import ConfirmationRecord, Load
-from spectune.profile.store import RUNS_SCHEMA, Confirmed, Profile, save_profile
+from spectune.profile.store import Confirmed, Profile, save_profile
 from spectune.profile.tables import rows_where, to_arrow
 
 CATEGORIES = ("code", "chat", "creative")
@@ -36,7 +37,7 @@ def manifest(
         "digest": None,
     }
     return {
-        "schema_version": 3,
+        "schema_version": schemas.SCHEMA_VERSION,
         "spectune_version": "0.1.0",
         "created_at": "2026-11-30T00:00:00+00:00",
         "seed": 0,
@@ -99,7 +100,7 @@ def make_profile(
     rng = np.random.default_rng(7)
     drafts: list[dict[str, Any]] = [{"spec": "small", "method": "draft_model"}]
     if ngram_acceptance is not None:
-        drafts.append({"spec": NGRAM, "method": "ngram", "min_tokens": 1, "max_tokens": 4})
+        drafts.append({"spec": NGRAM, "method": "ngram"})
     tape, evidence = [], []
     for temperature, alpha in acceptance.items():
         for prompt in range(prompts):
@@ -132,8 +133,7 @@ def _continuation(
         "prompt_token_ids": [1, 2, 3],
         "token_ids": rng.integers(0, 50, tokens).tolist(),
         "logprobs": np.full(tokens, 0.0 if temperature == 0 else -1.0, np.float32),
-        "entropies": np.full(tokens, 1.0, np.float32),
-        "top1_probs": np.full(tokens, 0.5, np.float32),
+        "tokens": tokens,
     }
 
 
@@ -148,9 +148,9 @@ def _draft_model_row(
         "draft_logprobs": ratio.astype(np.float32),
         "argmax_hits": hit,
         "ranks": np.where(hit, 1, 5).astype(np.int32),
-        "overlaps": None,
         "proposed_tokens": None,
         "matched_tokens": None,
+        "start_ranks": None,
     }
 
 
@@ -162,9 +162,9 @@ def _ngram_row(row: int, alpha: float, max_k: int, tokens: int, rng: np.random.G
         "draft_logprobs": None,
         "argmax_hits": None,
         "ranks": None,
-        "overlaps": None,
         "proposed_tokens": np.full(tokens, max_k, np.int16),
         "matched_tokens": matched.astype(np.int16),
+        "start_ranks": None,
     }
 
 
@@ -198,7 +198,10 @@ def _costs(
                 "part": part,
                 "draft": draft,
                 "temperature": temperature,
-                "tokens": tokens,
+                "engine": "spectune",
+                "mode": "eager",
+                "draft_steps": tokens if part == "overhead" else None,
+                "tokens": tokens + (part == "overhead"),
                 "batch": 1,
                 "context_tokens": 100,
                 "measurement_pass": number,
@@ -218,8 +221,11 @@ def decoded(profile: Profile, k: int, gain: float, plain_s: float = 0.1) -> Prof
     runs = [
         {
             "draft": spec,
-            "num_speculative_tokens": depth,
+            "depth": depth,
+            "nodes": depth,
             "temperature": 0.0,
+            "engine": "spectune",
+            "mode": "eager",
             "prompt_id": prompt,
             "tokens": 64,
             "rounds": 64 if spec is None else 20,
@@ -240,5 +246,5 @@ def decoded(profile: Profile, k: int, gain: float, plain_s: float = 0.1) -> Prof
         tables={},
     )
     manifest = profile.manifest.model_copy(update={"confirmation": record})
-    confirmed = Confirmed(tape=tape, acceptance=evidence, runs=to_arrow(pd.DataFrame.from_records(runs), RUNS_SCHEMA))
+    confirmed = Confirmed(tape=tape, acceptance=evidence, runs=to_arrow(pd.DataFrame.from_records(runs), schemas.RUNS))
     return replace(profile, manifest=manifest, confirmed=confirmed)

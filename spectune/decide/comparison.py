@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from spectune.decide.fit import OWN_RULE, Setting, draft_record, fit_settings, replayed
+from spectune.decide.fit import Setting, draft_record, fit_settings, replayed
 from spectune.errors import ProfileError
 from spectune.profile.costs import FOLDS, CellKey, CostCells, unsteadiness
 from spectune.profile.store import Profile
@@ -222,7 +222,7 @@ def _positions(one: Profile, other: Profile, setting: Setting, paired: bool) -> 
     counts = []
     for profile in (one, other):
         draft = draft_record(profile, setting.draft)
-        counted = replayed(profile, draft, setting.temperature, OWN_RULE[draft.method], [k])
+        counted = replayed(profile, draft, setting.temperature, draft.drafting.rule, [k])
         found = counted.complete if counted.complete.rounds.sum() > 0 else counted.clock
         counts.append((found.accepted[0], found.reached[0]))  # [K, rows] each
     (accepted, reached), (accepted_now, reached_now) = counts
@@ -258,8 +258,7 @@ def _categories(setting: Setting, now: Setting, paired: bool) -> Iterator[Figure
 def _overheads(before: Side, after: Side, setting: Setting) -> Iterator[Figure]:
     """Seconds of the loop beyond its forwards, at each K it was measured at; relative to the baseline's."""
     greedy, main = setting.temperature == 0.0, before.profile.main_load
-    for k in before.runs[0].cells.sizes("overhead", main, setting.draft, greedy):
-        key = CellKey(part="overhead", tokens=k, load=main, draft=setting.draft, greedy=greedy)
+    for key in before.runs[0].cells.rounds("overhead", main, setting.draft, greedy):
         means: list[float] = []
         variances: list[tuple[float, float]] = []
         for one in (before, after):
@@ -274,4 +273,4 @@ def _overheads(before: Side, after: Side, setting: Setting) -> Iterator[Figure]:
         if means[0] > 0:
             error, degrees = pooled(variances)
             change = Change.of_difference(means[1] - means[0], error, means[0], degrees)
-        yield Figure(metric="overhead", part="overhead", change=change, place=f"K = {k}")
+        yield Figure(metric="overhead", part="overhead", change=change, place=f"K = {key.draft_steps}")

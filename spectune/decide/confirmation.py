@@ -27,7 +27,7 @@ from spectune.stats import (
     prediction_standard_error,
 )
 
-_KEYS = ("draft", "num_speculative_tokens", "temperature")
+_KEYS = ("draft", "depth", "temperature")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def _runs(profile: Profile, draft: str | None, k: int, temperature: float) -> pa
     """A run for each prompt, in the same order for every setting."""
     assert profile.confirmed is not None
     runs = profile.confirmed.runs
-    return rows_where(runs, draft=draft, num_speculative_tokens=k, temperature=temperature).sort_by("prompt_id")
+    return rows_where(runs, draft=draft, depth=k, temperature=temperature).sort_by("prompt_id")
 
 
 def _confirmed(

@@ -13,7 +13,7 @@ from spectune.errors import ConfigError, InsufficientDataError
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import DraftRecord, Load
 from spectune.profile.store import Profile
-from spectune.profile.tables import labels, lengths, padded, rows_at, rows_where
+from spectune.profile.tables import integers, labels, padded, rows_at, rows_where
 from spectune.replay import (
     Floats,
     Replay,
@@ -28,11 +28,6 @@ from spectune.replay import (
 )
 from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_t_interval
 
-OWN_RULE: dict[str, AcceptanceRule] = {
-    "draft_model": "rejection",
-    "layer_skip": "rejection",
-    "ngram": "greedy_draft",
-}
 _ROWS_AT_ONCE = 256
 
 
@@ -83,7 +78,7 @@ def fit_settings(profile: Profile, cells: CostCells, loads: Sequence[Load] = ())
     settings: list[Setting] = []
     main, max_k = profile.main_load, profile.manifest.settings.max_k
     for draft, temperature in product(profile.manifest.drafts, profile.manifest.settings.temperatures):
-        counts = replayed(profile, draft, temperature, OWN_RULE[draft.method])
+        counts = replayed(profile, draft, temperature, draft.drafting.rule)
         if not counts.clock.rounds.sum() > 0:
             problem = f"no continuation at T = {temperature:g} is longer than K = {max_k}"
             raise InsufficientDataError(problem, "profile with a larger --max-new-tokens or a smaller --max-k")
@@ -110,7 +105,7 @@ def replayed(
     """Counts under an acceptance rule for each K, by default all; in chunks of rows so that memory stays small."""
     tape = rows_where(profile.tape, temperature=temperature)
     max_k = profile.manifest.settings.max_k
-    written = lengths(tape["logprobs"])
+    written = integers(tape["tokens"])
     window = np.maximum(written - max_k, 0)
     ended = labels(tape["end"]) != "cut"
     complete, clock = [], []
@@ -153,7 +148,7 @@ def _walk(
     max_k: int,
     depths: Sequence[int],
 ) -> Walk:
-    if draft.method == "ngram":
+    if draft.drafting.evidence == "start":
         matched, proposed = (padded(evidence[name]) for name in ("matched_tokens", "proposed_tokens"))
         accept = (np.arange(max_k)[None, :, None] < matched[:, None, :]).astype(np.float64)
         return walk(accept, proposed.astype(np.int64), depths=depths)
@@ -185,9 +180,9 @@ def whole_texts(
     Also [rows] the variance of a text's rounds, given the text.
     """
     mine = rows_where(tape, temperature=temperature)
-    kept = np.minimum(lengths(mine["logprobs"]), limit_tokens)
+    kept = np.minimum(integers(mine["tokens"]), limit_tokens)
     counted, variances, k = [], [], num_speculative_tokens
-    for rows, walked in walks(profile, mine, acceptance, draft, OWN_RULE[draft.method], [k]):
+    for rows, walked in walks(profile, mine, acceptance, draft, draft.drafting.rule, [k]):
         counted.append(count_rounds(walked, kept[rows]))
         variances.append(rounds_variance(walked, kept[rows], k))
     return RowCounts.of(_joined(counted), kept.astype(np.float64), 0, k), np.concatenate(variances)
@@ -206,7 +201,7 @@ def acceptance_lengths_by_rule(
     """τ under every acceptance rule that the draft's evidence can price, over complete rounds."""
     draft = draft_record(profile, draft_spec)
     rules: list[AcceptanceRule] = ["greedy_draft"]
-    if draft.method != "ngram":
+    if draft.drafting.rule != "greedy_draft":
         rules += ["rejection", "exact_match", "block"]
     found: dict[str, float] = {}
     for rule in rules:

@@ -75,9 +75,7 @@ def promised(group: Sequence[Setting], alpha: float) -> tuple[int, float]:
 
 def cost_ratio(setting: Setting) -> float:
     """cost_q/cost_p(1) as the formula takes it: a draft step in plain steps."""
-    steps = setting.num_speculative_tokens if setting.method != "ngram" else 1
-    share = 1.0 if setting.method != "ngram" else 1.0 / setting.num_speculative_tokens
-    return setting.draft_s / steps / setting.plain_s * share
+    return setting.draft_s / setting.num_speculative_tokens / setting.plain_s
 
 
 def _half_widths(group: Sequence[Setting], alpha: float) -> NDArray[np.float64]:

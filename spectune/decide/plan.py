@@ -22,7 +22,7 @@ from spectune.decide.recommendation import (
 )
 from spectune.decide.round_costs import judged_rounds
 from spectune.decide.selection import MIN_GAIN, Decision, Verdict, decide, timings_leave_open, verdict_of
-from spectune.drafting_spec import draft_spec
+from spectune.drafting_spec import METHODS, method_of
 from spectune.errors import ConfigError
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import Manifest, Notice
@@ -282,7 +282,7 @@ def _fallback(profile: Profile, setting: Setting) -> tuple[Fallback | None, str]
 
 def _chance_of_rounds(profile: Profile, setting: Setting) -> float:
     """Standard deviation of a request's rounds, given its text; 0 where acceptance is certain or impossible."""
-    if setting.method == "ngram" or setting.temperature == 0.0:
+    if METHODS[setting.method].rule == "greedy_draft" or setting.temperature == 0.0:
         return 0.0
     draft, limit = draft_record(profile, setting.draft), profile.manifest.settings.max_new_tokens
     where = (draft, setting.temperature, setting.num_speculative_tokens, limit)
@@ -347,7 +347,7 @@ def _break_even_reason(best: Candidate) -> str:
         return f"even a free and perfect draft loses at K = {k}: verifying alone takes longer than {k + 1} plain steps"
     if best.break_even_alpha is None:
         return f"even a perfect draft loses at K = {k}: the round takes longer than {k + 1} plain steps"
-    proposing = " of K tokens proposed in every round" if draft_spec(best.draft).method == "ngram" else ""
+    proposing = " of K tokens proposed in every round" if method_of(best.draft).evidence == "start" else ""
     return (
         f"it breaks even at {best.round_in_plain_steps:.2f} tokens a round, "
         f"an acceptance of {best.break_even_alpha:.2f} at every position{proposing}"
@@ -374,7 +374,7 @@ def _dead(setting: Setting) -> Notice:
     if setting.proposed == 0:
         message = f"{setting.draft} proposed nothing at T = {setting.temperature:g}"
     advice = "check that the draft is of the target's family, its weights are whole and its chat template is the same"
-    if setting.method == "ngram":
+    if METHODS[setting.method].weights == "none":
         advice = "the outputs repeat nothing of the prompts; n-gram drafts do not suit this workload"
     return Notice(code="dead-draft", message=message, advice=advice)
 

@@ -57,17 +57,15 @@ def _costs(
 ) -> RoundCosts:
     """One statistic of every cell. Overhead was measured at the main load, at two K: a line through both."""
     verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in range(1, max_k + 2)], axis=1)
-    plain = figure(CellKey(part="overhead", tokens=0, load=main, greedy=greedy))
-    knots = calibration_depths(cells.sizes("overhead", main, draft.spec, greedy))
-    first, last = (
-        figure(CellKey(part="overhead", tokens=k, load=main, draft=draft.spec, greedy=greedy)) for k in knots
-    )
+    plain = figure(_round_key("overhead", main, None, greedy, 0))
+    knots = calibration_depths([key.draft_steps or 0 for key in cells.rounds("overhead", main, draft.spec, greedy)])
+    first, last = (figure(_round_key("overhead", main, draft.spec, greedy, k)) for k in knots)
     slope = (last - first) / max(knots[1] - knots[0], 1)
     overhead = first[:, None] + slope[:, None] * (np.arange(max_k + 1) - knots[0])
     overhead = np.maximum(overhead, 0.0)  # a line through noise
     overhead[:, 0] = plain
     step = figure(CellKey(part="cost_q", tokens=1, load=load, draft=draft.spec))
-    if draft.method == "ngram":  # one lookup a round, whatever it finds
+    if draft.drafting.cost == "round":  # one lookup a round, whatever it finds
         draft_s, catch_up = np.repeat(step[:, None], max_k + 1, axis=1), np.zeros_like(step)
     else:
         draft_s = step[:, None] * np.arange(max_k + 1)
@@ -79,6 +77,10 @@ def _costs(
         overhead_s=overhead,
         catch_up_s=catch_up,
     )
+
+
+def _round_key(part: str, load: Load, draft: str | None, greedy: bool, k: int) -> CellKey:
+    return CellKey(part=part, tokens=k + 1, load=load, draft=draft, greedy=greedy, draft_steps=k)
 
 
 def calibration_depths(measured: Sequence[int]) -> tuple[int, int]:
@@ -110,13 +112,13 @@ def judged_rounds(profile: Profile, cells: CostCells) -> list[JudgedRound]:
     main, max_k = profile.main_load, profile.manifest.settings.max_k
     found = []
     for draft, greedy in product(profile.manifest.drafts, (True, False)):
-        depths = cells.sizes("round", main, draft.spec, greedy)
+        depths = [key.draft_steps or 0 for key in cells.rounds("round", main, draft.spec, greedy)]
         if not depths:
             continue
         costs = round_costs(cells, draft, greedy, main, main, max_k)
         for k in set(depths) - set(calibration_depths(depths)):
-            key = CellKey(part="round", tokens=k, load=main, draft=draft.spec, greedy=greedy)
-            parts = costs.round_s[0, k] - (costs.draft_s[0, k] if draft.method == "ngram" else 0.0)
+            key = _round_key("round", main, draft.spec, greedy, k)
+            parts = costs.round_s[0, k] - (costs.draft_s[0, k] if draft.drafting.cost == "round" else 0.0)
             measured = float(cells.resampled(key)[0])
             found.append(
                 JudgedRound(

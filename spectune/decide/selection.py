@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spectune.decide.fit import Setting
+from spectune.drafting_spec import METHODS
 from spectune.profile.costs import FOLDS
 from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Interval, max_t_quantile, t_quantile
 
 MIN_GAIN = 1.05
 _TIE = 0.01
-_SIMPLICITY = ("ngram", "layer_skip", "draft_model")
 
 Verdict = Literal["speculate", "plain", "insufficient-data"]
 
@@ -75,7 +75,7 @@ def _pick(candidates: Sequence[Setting], speedups: NDArray[np.float64]) -> int:
 
     def simplest_first(index: int) -> tuple[int, int, float]:
         setting = candidates[index]
-        return setting.num_speculative_tokens, _SIMPLICITY.index(setting.method), -float(speedups[index])
+        return setting.num_speculative_tokens, METHODS[setting.method].simplicity, -float(speedups[index])
 
     return min(ties, key=simplest_first)
 

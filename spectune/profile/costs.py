@@ -1,7 +1,7 @@
 """The cost table as cells: medians with the machine's drift divided out, how well each is known, what lies between."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -21,8 +21,9 @@ FOLDS = 5
 FORWARDS = ("cost_p", "cost_q", "reference")
 """Parts of known work, which tell how fast the machine was in a pass; the others are real rounds."""
 KNOWN_WITHIN = 0.03
+_AGAIN = "run spectune profile again"
 _FEWEST_OF_A_FOLD = 5
-_KEYS = ["part", "draft", "temperature", "tokens", "batch", "context_tokens"]
+_KEYS = ["part", "draft", "temperature", "draft_steps", "tokens", "batch", "context_tokens"]
 _NAMES = {
     "cost_p": "verify n",
     "cost_q": "draft n",
@@ -34,16 +35,20 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellKey:
-    """One cell: `tokens` is n of a forward or K of a round; `greedy` tells T = 0 from any T > 0, None where alike."""
+    """One cell: `tokens` is n of a forward, of a round what the target verifies, which has `draft_steps` too.
+
+    `greedy` tells T = 0 from any T > 0, None where alike.
+    """
 
     part: str
     tokens: int
     load: Load
     draft: str | None = None
     greedy: bool | None = None
+    draft_steps: int | None = None
 
     def __str__(self) -> str:
-        name = f"{_NAMES[self.part]} = {self.tokens}"
+        name = f"{_NAMES[self.part]} = {self.tokens if self.draft_steps is None else self.draft_steps}"
         return f"{name} of {self.draft}" if self.draft else name
 
 
@@ -67,13 +72,21 @@ class CostCells:
 
     @staticmethod
     def of(costs: pa.Table) -> "CostCells":
-        """The cells of a table as profile.COSTS_SCHEMA has it."""
+        """The cells of a table as schemas.COSTS has it. Raises: ProfileError for costs of several engines or modes."""
+        places = set(zip(*(costs[name].to_pylist() for name in ("engine", "mode")), strict=True))
+        if len(places) > 1:
+            raise ProfileError(f"the costs are of {len(places)} engines or modes, which do not mix", _AGAIN)
         return CostCells(_samples(costs))
 
-    def sizes(self, part: str, load: Load, draft: str | None = None, greedy: bool | None = None) -> list[int]:
-        """The tokens that a part was measured at."""
+    def sizes(self, part: str, load: Load, draft: str | None = None) -> list[int]:
+        """The n that a forward was measured at."""
+        return sorted(key.tokens for key in self.samples if (key.part, key.load, key.draft) == (part, load, draft))
+
+    def rounds(self, part: str, load: Load, draft: str | None, greedy: bool) -> list[CellKey]:
+        """The cells of a part that was measured in rounds, by draft steps and n."""
         wanted = (part, load, draft, greedy)
-        return sorted(key.tokens for key in self.samples if (key.part, key.load, key.draft, key.greedy) == wanted)
+        cells = [key for key in self.samples if (key.part, key.load, key.draft, key.greedy) == wanted]
+        return sorted(cells, key=lambda key: (key.draft_steps or 0, key.tokens))
 
     def resampled(self, key: CellKey) -> Floats:
         """[1 + RESAMPLES] the median, then the medians of resampled samples. Raises: ProfileError: not measured."""
@@ -89,8 +102,8 @@ class CostCells:
         """How many samples a cell has; the fewest of its neighbours where it lies between two."""
         if key in self.samples:
             return len(self.samples[key].seconds)
-        near = [one for one in self.samples if _at(one, key.tokens) == key]
-        return min((len(self.samples[one].seconds) for one in near), default=0)
+        near = [cell for cell in self.samples if replace(cell, tokens=key.tokens) == key]
+        return min((len(self.samples[cell].seconds) for cell in near), default=0)
 
     def interpolated(self, key: CellKey, statistic: Statistic) -> Floats:
         """The cell's own figure where it was measured, else linear in n between the nearest measured ones.
@@ -99,14 +112,14 @@ class CostCells:
         """
         if key in self.samples:
             return statistic(self.samples[key])
-        sizes = self.sizes(key.part, key.load, key.draft, key.greedy)
+        sizes = self.sizes(key.part, key.load, key.draft)
         below, above = [n for n in sizes if n < key.tokens], [n for n in sizes if n > key.tokens]
         if not below or not above:
             where = f"batch {key.load.batch} and {key.load.context_tokens} tokens of context"
-            raise ProfileError(f"the profile's costs lack {key} at {where}", "run spectune profile again")
+            raise ProfileError(f"the profile's costs lack {key} at {where}", _AGAIN)
         low, high = below[-1], above[0]
         share = (key.tokens - low) / (high - low)
-        ends = [statistic(self.samples[_at(key, n)]) for n in (low, high)]
+        ends = [statistic(self.samples[replace(key, tokens=n)]) for n in (low, high)]
         return (1 - share) * ends[0] + share * ends[1]
 
     @cached_property
@@ -128,21 +141,21 @@ class CostCells:
     def scaled(self, factor: float) -> "CostCells":
         """The same cells, all seconds times a factor."""
         return CostCells(
-            {key: Samples(seconds=one.seconds * factor, passes=one.passes) for key, one in self.samples.items()}
+            {key: replace(samples, seconds=samples.seconds * factor) for key, samples in self.samples.items()}
         )
 
     def surface_residuals(self) -> dict[CellKey, float]:
         """How far the line between its neighbours misses each inner cell of cost_p, relative to it."""
-        found = {}
+        residuals = {}
         for key in self.samples:
             sizes = self.sizes("cost_p", key.load)
             if key.part == "cost_p" and key.tokens not in (sizes[0], sizes[-1]):
                 place = sizes.index(key.tokens)
                 low, high = sizes[place - 1], sizes[place + 1]
-                ends = [float(np.median(self.samples[_at(key, n)].seconds)) for n in (low, high)]
+                ends = [float(np.median(self.samples[replace(key, tokens=n)].seconds)) for n in (low, high)]
                 line = np.interp(key.tokens, [low, high], ends)
-                found[key] = float(line / np.median(self.samples[key].seconds) - 1)
-        return found
+                residuals[key] = float(line / np.median(self.samples[key].seconds) - 1)
+        return residuals
 
 
 def unsteadiness(costs: pa.Table, over: Literal["nothing", "reference", "plain"]) -> float:
@@ -157,10 +170,10 @@ def unsteadiness(costs: pa.Table, over: Literal["nothing", "reference", "plain"]
     if count < FOLDS:
         return float("inf")
     forwards = parts == "cost_p"
-    mine = forwards & (tokens > 1) if over == "plain" else forwards
+    judged = forwards & (tokens > 1) if over == "plain" else forwards
     cells = np.array(list(map(str, zip(*(costs[name].to_pylist() for name in _KEYS), strict=True))))
     logs = np.log(np.maximum(numbers(costs["seconds"]), 1e-12))
-    level = _by_fifth(logs, cells, passes, mine, count)
+    level = _by_fifth(logs, cells, passes, judged, count)
     if over != "nothing":
         others = forwards & (tokens == 1) if over == "plain" else parts == "reference"
         level = level - _by_fifth(logs, cells, passes, others, count)
@@ -168,18 +181,14 @@ def unsteadiness(costs: pa.Table, over: Literal["nothing", "reference", "plain"]
 
 
 def _by_fifth(
-    logs: Floats, cells: NDArray[np.str_], passes: NDArray[np.int64], mine: NDArray[np.bool_], count: int
+    logs: Floats, cells: NDArray[np.str_], passes: NDArray[np.int64], chosen: NDArray[np.bool_], count: int
 ) -> Floats:
     """[FOLDS] mean over consecutive passes of logs less their own cell's mean."""
-    _, cell = np.unique(cells[mine], return_inverse=True)
-    fifth = passes[mine] * FOLDS // count
-    centred = logs[mine] - (np.bincount(cell, logs[mine]) / np.bincount(cell))[cell]
+    _, cell = np.unique(cells[chosen], return_inverse=True)
+    fifth = passes[chosen] * FOLDS // count
+    centred = logs[chosen] - (np.bincount(cell, logs[chosen]) / np.bincount(cell))[cell]
     sums, samples = np.bincount(fifth, centred, FOLDS), np.bincount(fifth, minlength=FOLDS)
     return np.asarray(sums / np.maximum(samples, 1))
-
-
-def _at(key: CellKey, tokens: int) -> CellKey:
-    return CellKey(part=key.part, tokens=tokens, load=key.load, draft=key.draft, greedy=key.greedy)
 
 
 def _samples(costs: pa.Table) -> dict[CellKey, Samples]:
@@ -195,7 +204,13 @@ def _samples(costs: pa.Table) -> dict[CellKey, Samples]:
 
 
 def _key(
-    part: str, draft: str | None, temperature: float | None, tokens: int, batch: int, context_tokens: int
+    part: str,
+    draft: str | None,
+    temperature: float | None,
+    draft_steps: int | None,
+    tokens: int,
+    batch: int,
+    context_tokens: int,
 ) -> CellKey:
     return CellKey(
         part=part,
@@ -203,6 +218,7 @@ def _key(
         load=Load(batch=batch, context_tokens=context_tokens),
         draft=draft,
         greedy=None if temperature is None else temperature == 0.0,
+        draft_steps=draft_steps,
     )
 
 

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from spectune.choice import LONGEST
+from spectune.drafting_spec import METHODS, Method
 from spectune.profile.run import Run
-
-SCHEMA_VERSION = 3
 
 Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -16,6 +16,12 @@ def _distinct(values: list[float]) -> list[float]:
     if len(set(values)) < len(values):
         raise ValueError("a temperature stands there twice")
     return values
+
+
+def _known_method(name: str) -> str:
+    if name not in METHODS:
+        raise ValueError(f"no drafting method is called {name!r}")
+    return name
 
 
 class _Record(BaseModel):
@@ -31,15 +37,15 @@ class Notice(_Record):
 
 
 class ModelRecord(_Record):
-    """Which weights."""
+    """Which weights; null is what a served model does not tell."""
 
     name: str
-    architecture: str
-    parameters: Count
-    dtype: str
-    vocab_size: Count
-    embedding_rows: Count | None = None  # padding included; null in older profiles
-    max_positions: Count
+    architecture: str | None
+    parameters: Count | None
+    dtype: str | None
+    vocab_size: Count | None
+    embedding_rows: Count | None = None  # padding included
+    max_positions: Count | None
     revision: str | None
     digest: Sha256 | None
 
@@ -48,11 +54,13 @@ class DraftRecord(_Record):
     """A draft under the SPEC it was given by; `model` is null for methods without one."""
 
     spec: str
-    method: Literal["draft_model", "layer_skip", "ngram"]
+    method: Annotated[str, AfterValidator(_known_method)]
     model: ModelRecord | None
-    min_tokens: Count | None = None
-    max_tokens: Count | None = None
-    layers: Count | None = None
+
+    @property
+    def drafting(self) -> Method:
+        """What sets its method apart."""
+        return METHODS[self.method]
 
 
 class Environment(_Record):
@@ -93,7 +101,7 @@ class Settings(_Record):
     default_temperature: float | None
     top_p: float
     top_k: Count
-    max_k: Annotated[int, Field(ge=1, le=1000)]
+    max_k: Annotated[int, Field(ge=1, le=LONGEST)]
     max_new_tokens: Annotated[int, Field(ge=1)]
     limit_tokens: Annotated[int, Field(ge=1)] | None  # where the workload's own requests end
     loads: Annotated[list[Load], Field(min_length=1)]
@@ -127,7 +135,7 @@ class ConfirmationRecord(_Record):
 class Manifest(_Record):
     """profile.json."""
 
-    schema_version: Literal[3]
+    schema_version: Literal[4]
     spectune_version: str
     created_at: str
     seed: int

@@ -30,7 +30,6 @@ class Run:
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
-    overlap: bool = False
     no_text: bool = False
     trust_remote_code: bool = False
     max_regression: dict[str, float] = field(default_factory=dict)

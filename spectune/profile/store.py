@@ -7,7 +7,7 @@ are refused. Written under a temporary name, read back, then renamed.
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,85 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from spectune.choice import chain
 from spectune.errors import ProfileError, reason_of
-from spectune.profile.manifest import SCHEMA_VERSION, Load, Manifest
-from spectune.profile.tables import labels, lengths, read_table, write_table
+from spectune.profile import schemas
+from spectune.profile.manifest import Load, Manifest
+from spectune.profile.migration import earlier, migrated, stored_schemas
+from spectune.profile.tables import integers, labels, lengths, read_table, store, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MANIFEST = "profile.json"
 _AGAIN = "run spectune profile again"
-
-TAPE_SCHEMA = pa.schema(
-    [
-        pa.field("continuation", pa.int32(), nullable=False),
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("category", pa.string(), nullable=False),
-        pa.field("temperature", pa.float64(), nullable=False),
-        pa.field("end", pa.string(), nullable=False),  # eos, limit (the workload's) or cut (the tape's)
-        pa.field("batch_rows", pa.int32()),  # texts decoded side by side with it; null where decoded elsewhere
-        pa.field("prompt_tokens", pa.int32(), nullable=False),
-        pa.field("prompt_nats", pa.float32()),  # surprise of the target at the prompt's last tokens, mean of each
-        pa.field("prompt_token_ids", pa.list_(pa.int32())),  # null in a profile without text, as are the next
-        pa.field("token_ids", pa.list_(pa.int32())),
-        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),  # nats, after the sampling transform
-        pa.field("entropies", pa.list_(pa.float32()), nullable=False),  # nats, of the model's law at temperature 1
-        pa.field("top1_probs", pa.list_(pa.float32()), nullable=False),  # of the model's law at temperature 1
-    ]
-)
-ACCEPTANCE_SCHEMA = pa.schema(
-    [
-        pa.field("draft", pa.string(), nullable=False),
-        pa.field("continuation", pa.int32(), nullable=False),
-        pa.field("draft_logprobs", pa.list_(pa.float32())),  # nats, after the sampling transform
-        pa.field("argmax_hits", pa.list_(pa.bool_())),  # the draft's likeliest token is the one written
-        pa.field("ranks", pa.list_(pa.int32())),  # 1 = likeliest
-        pa.field("overlaps", pa.list_(pa.float32())),  # Σ min(p, q)
-        pa.field("proposed_tokens", pa.list_(pa.int16())),
-        pa.field("matched_tokens", pa.list_(pa.int16())),
-    ]
-)
-COSTS_SCHEMA = pa.schema(
-    [
-        pa.field("part", pa.string(), nullable=False),  # cost_p, cost_q, overhead, round (a whole one) or reference
-        pa.field("draft", pa.string()),  # null where the part does not depend on it
-        pa.field("temperature", pa.float64()),  # null where the part does not depend on it
-        pa.field("tokens", pa.int32(), nullable=False),  # n for cost_p and cost_q, K for overhead and round
-        pa.field("batch", pa.int32(), nullable=False),
-        pa.field("context_tokens", pa.int32(), nullable=False),
-        pa.field("measurement_pass", pa.int32(), nullable=False),  # cells of one pass ran next to each other
-        pa.field("seconds", pa.float64(), nullable=False),
-    ]
-)
-HELD_OUT_SCHEMA = pa.schema(
-    [
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("category", pa.string(), nullable=False),
-        pa.field("prompt_token_ids", pa.list_(pa.int32())),  # null in a profile without text
-    ]
-)
-RUNS_SCHEMA = pa.schema(
-    [
-        pa.field("draft", pa.string()),  # null for plain decoding
-        pa.field("num_speculative_tokens", pa.int32(), nullable=False),  # 0 for plain decoding
-        pa.field("temperature", pa.float64(), nullable=False),
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("tokens", pa.int32(), nullable=False),  # kept: up to the end or the limit
-        pa.field("rounds", pa.int32(), nullable=False),
-        pa.field("accepted", pa.int32(), nullable=False),
-        pa.field("proposed", pa.int32(), nullable=False),
-        pa.field("seconds", pa.float64(), nullable=False),  # of the rounds; reading the prompt is left out
-    ]
-)
-_TABLES = {"tape": TAPE_SCHEMA, "acceptance": ACCEPTANCE_SCHEMA, "costs": COSTS_SCHEMA, "held_out": HELD_OUT_SCHEMA}
-_CONFIRMED_TABLES = {
-    "confirmed_tape": TAPE_SCHEMA,
-    "confirmed_acceptance": ACCEPTANCE_SCHEMA,
-    "confirmed_runs": RUNS_SCHEMA,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +72,7 @@ def save_profile(
     require_replaceable(directory)
     with _replacing(directory, "choose another directory with -o") as partial:
         partial.mkdir(parents=True)
-        digests = _write_tables(tables, _TABLES, partial)
+        digests = _write_tables(tables, schemas.MEASURED, partial)
         _write_manifest({**manifest, "tables": digests}, partial)
         if log is not None:
             shutil.copyfile(log, partial / "run.log")
@@ -149,12 +85,16 @@ def save_confirmation(
     """Add a confirmation to the profile at `directory`, in place of an earlier one; the rest stays as it is.
 
     `confirmation` is a ConfirmationRecord without its `tables`, which are confirmed_tape, confirmed_acceptance and
-    confirmed_runs. Raises: ProfileError where it cannot be written.
+    confirmed_runs. A profile of an earlier schema version is written anew. Raises: ProfileError where it cannot be.
     """
-    manifest = _manifest_object(directory)
+    profile = load_profile(directory)
+    manifest = profile.manifest.model_dump(mode="json")
     with _replacing(directory, "copy the profile to where you may write") as partial:
         shutil.copytree(directory, partial)
-        digests = _write_tables(tables, _CONFIRMED_TABLES, partial)
+        manifest["tables"] = {
+            name: store(getattr(profile, name), partial / f"{name}.parquet") for name in schemas.MEASURED
+        }
+        digests = _write_tables(tables, schemas.CONFIRMED, partial)
         _write_manifest({**manifest, "confirmation": {**confirmation, "tables": digests}}, partial)
     return load_profile(directory)
 
@@ -219,39 +159,65 @@ def require_replaceable(directory: Path) -> None:
 
 
 def load_profile(directory: Path) -> Profile:
-    """Read a profile, strictly. Raises: ProfileError with the remedy for whatever is not as written."""
-    raw = _manifest_object(directory)
-    version = raw.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        problem = f"{directory} has schema version {version}; this spectune reads {SCHEMA_VERSION}"
-        raise ProfileError(problem, "upgrade spectune")
-    if isinstance(version, int) and 1 <= version < SCHEMA_VERSION:
-        problem = f"{directory} is of an older spectune: schema version {version}, this one reads {SCHEMA_VERSION}"
-        raise ProfileError(problem, _AGAIN)
-    try:
+    """Read a profile, strictly; one of an earlier schema version as this one has it.
+
+    Raises: ProfileError with the remedy for whatever is not as written.
+    """
+    stored = _manifest_object(directory)
+    version = stored.get("schema_version")
+    _require_known(version, directory)
+    assert isinstance(version, int), "a known version"
+    measured, confirmed = stored_schemas(version)
+    with _as_profile_errors(directory):
+        record = stored.get("confirmation") or {}
+        tables = _read_tables(directory, measured, stored["tables"])
+        tables |= _read_tables(directory, confirmed, record["tables"]) if record else {}
+        raw, tables = migrated(stored, tables)
         manifest = Manifest.model_validate(raw)
+    profile = Profile(
+        manifest=manifest,
+        **{name: tables[name] for name in schemas.MEASURED},
+        confirmed=Confirmed(**{name.removeprefix("confirmed_"): tables[name] for name in schemas.CONFIRMED})
+        if record
+        else None,
+    )
+    _require_consistent(directory, {draft.spec for draft in manifest.drafts}, profile.tape, profile.acceptance)
+    if seen := profile.confirmed:
+        _require_consistent(directory, set(seen.runs["draft"].drop_null().to_pylist()), seen.tape, seen.acceptance)
+    _require_as_set(directory, profile)
+    return profile
+
+
+def _require_known(version: object, directory: Path) -> None:
+    if version == schemas.SCHEMA_VERSION or earlier(version):
+        return
+    problem, reads = f"{directory} has schema version {version}", f"this spectune reads {schemas.SCHEMA_VERSION}"
+    if isinstance(version, int) and version > schemas.SCHEMA_VERSION:
+        raise ProfileError(f"{problem}; {reads}", "upgrade spectune")
+    if isinstance(version, int) and version >= 1:
+        raise ProfileError(
+            f"{directory} is of an older spectune: schema version {version}, this one reads {schemas.SCHEMA_VERSION}",
+            _AGAIN,
+        )
+    raise ProfileError(f"{directory}/{_MANIFEST}: schema_version: {version!r} is none", _AGAIN)
+
+
+@contextmanager
+def _as_profile_errors(directory: Path) -> Iterator[None]:
+    """What is not as a manifest is written, in one line."""
+    try:
+        yield
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ProfileError(f"{directory}/{_MANIFEST}: {where}: {first['msg'].lower()}", _AGAIN) from error
-    tables = _read_tables(directory, _TABLES, manifest.tables)
-    _require_consistent(directory, {draft.spec for draft in manifest.drafts}, tables["tape"], tables["acceptance"])
-    _require_as_set(directory, manifest, tables)
-    return Profile(manifest=manifest, **tables, confirmed=_confirmed(directory, manifest))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ProfileError(f"{directory}/{_MANIFEST} lacks what belongs there: {error}", _AGAIN) from error
 
 
-def _confirmed(directory: Path, manifest: Manifest) -> Confirmed | None:
-    if manifest.confirmation is None:
-        return None
-    tables = _read_tables(directory, _CONFIRMED_TABLES, manifest.confirmation.tables)
-    tape, acceptance, runs = tables.values()
-    _require_consistent(directory, set(runs["draft"].drop_null().to_pylist()), tape, acceptance)
-    return Confirmed(tape=tape, acceptance=acceptance, runs=runs)
-
-
-def _read_tables(directory: Path, schemas: Mapping[str, pa.Schema], digests: Mapping[str, str]) -> dict[str, pa.Table]:
+def _read_tables(directory: Path, tables: Mapping[str, pa.Schema], digests: Mapping[str, str]) -> dict[str, pa.Table]:
     return {
-        name: read_table(directory / f"{name}.parquet", schema, digests.get(name)) for name, schema in schemas.items()
+        name: read_table(directory / f"{name}.parquet", schema, digests.get(name)) for name, schema in tables.items()
     }
 
 
@@ -277,13 +243,12 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def _require_as_set(directory: Path, manifest: Manifest, tables: Mapping[str, pa.Table]) -> None:
+def _require_as_set(directory: Path, profile: Profile) -> None:
     """Settings that no digest covers are those that were measured with."""
-    settings, costs = manifest.settings, tables["costs"]
-    tokens = labels(costs["tokens"])[labels(costs["part"]) == "cost_p"]
-    deepest = max(tokens, default=0) - 1
-    recorded = set(tables["tape"]["temperature"].unique().to_pylist())
-    if recorded != set(settings.temperatures) or deepest != settings.max_k:
+    settings, costs = profile.manifest.settings, profile.costs
+    verified = integers(costs["tokens"])[labels(costs["part"]) == "cost_p"]
+    recorded = set(profile.tape["temperature"].unique().to_pylist())
+    if recorded != set(settings.temperatures) or max(verified, default=0) != chain(settings.max_k).verified_tokens:
         problem = f"{directory}/{_MANIFEST}: its settings are not those that the tables were measured with"
         raise ProfileError(problem, _AGAIN)
 
@@ -293,13 +258,19 @@ def _require_consistent(directory: Path, drafts: set[str], tape: pa.Table, evide
     continuations, specs, rows = (
         labels(column) for column in (tape["continuation"], evidence["draft"], evidence["continuation"])
     )
-    written = dict(zip(continuations, lengths(tape["logprobs"]), strict=True))
+    written = dict(zip(continuations, integers(tape["tokens"]).tolist(), strict=True))
     expected = {(draft, continuation) for draft in drafts for continuation in written}
     if set(zip(specs, rows, strict=True)) != expected or evidence.num_rows != len(expected):
         raise ProfileError(f"{directory}: tape and acceptance do not hold the same continuations", _AGAIN)
-    whole = np.array([written[continuation] for continuation in rows])
-    for name in ("draft_logprobs", "argmax_hits", "ranks", "proposed_tokens"):
-        there = labels(evidence[name].is_valid()).astype(np.bool_)
-        wrong = there & (lengths(evidence[name]) != whole)
+    _require_whole(directory, tape, ("token_ids", "logprobs"), integers(tape["tokens"]))
+    names = ("draft_logprobs", "argmax_hits", "ranks", "proposed_tokens", "matched_tokens", "start_ranks")
+    _require_whole(directory, evidence, names, np.array([written[continuation] for continuation in rows]))
+
+
+def _require_whole(directory: Path, table: pa.Table, names: Iterable[str], tokens: NDArray[np.int64]) -> None:
+    for name in names:
+        there = labels(table[name].is_valid()).astype(np.bool_)
+        wrong = there & (lengths(table[name]) != tokens)
         if wrong.any():
-            raise ProfileError(f"{directory}: {name} of continuation {rows[wrong][0]} has another length", _AGAIN)
+            row = labels(table["continuation"])[wrong][0]
+            raise ProfileError(f"{directory}: {name} of continuation {row} has another length", _AGAIN)

@@ -28,7 +28,12 @@ def to_arrow(frame: "pd.DataFrame", schema: pa.Schema) -> pa.Table:
 
 def write_table(frame: "pd.DataFrame", schema: pa.Schema, path: Path) -> str:
     """Write a table as its schema has it; SHA-256 of the file."""
-    pq.write_table(to_arrow(frame, schema), path, compression="zstd")
+    return store(to_arrow(frame, schema), path)
+
+
+def store(table: pa.Table, path: Path) -> str:
+    """Write a table as it is; SHA-256 of the file."""
+    pq.write_table(table, path, compression="zstd")
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -75,6 +80,11 @@ def rows_at(table: pa.Table, places: NDArray[np.int64]) -> pa.Table:
 def numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
     """[rows] of a column of numbers without nulls."""
     return _as_lies(column.combine_chunks()).astype(np.float64)
+
+
+def integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """[rows] of a column of whole numbers without nulls."""
+    return _as_lies(column.combine_chunks()).astype(np.int64)
 
 
 def labels(column: pa.ChunkedArray) -> NDArray[np.object_]:

@@ -15,8 +15,9 @@ import pytest
 from spectune.cli.app import run
 from spectune.decide.check import Check, Finding, check
 from spectune.errors import ProfileError
+from spectune.profile import schemas
 from spectune.profile.run import read_run
-from spectune.profile.store import ACCEPTANCE_SCHEMA, COSTS_SCHEMA, Profile, load_profile, save_profile
+from spectune.profile.store import Profile, load_profile, save_profile
 from spectune.profile.tables import to_arrow
 from tests.profiles import NGRAM, make_profile
 
@@ -41,7 +42,7 @@ def with_costs(profile: Profile, change: Callable[[pd.DataFrame], pd.Series], se
     factor = change(costs)
     if seed is not None:
         factor = factor * np.exp(np.random.default_rng(seed).normal(0, 0.01, len(costs)))
-    return replace(profile, costs=to_arrow(costs.assign(seconds=costs["seconds"] * factor), COSTS_SCHEMA))
+    return replace(profile, costs=to_arrow(costs.assign(seconds=costs["seconds"] * factor), schemas.COSTS))
 
 
 def where(costs: pd.DataFrame, factor: float, **values: object) -> pd.Series:
@@ -52,7 +53,7 @@ def where(costs: pd.DataFrame, factor: float, **values: object) -> pd.Series:
 
 
 def with_evidence(profile: Profile, change: Callable[[pd.DataFrame], pd.DataFrame]) -> Profile:
-    return replace(profile, acceptance=to_arrow(change(profile.acceptance.to_pandas()), ACCEPTANCE_SCHEMA))
+    return replace(profile, acceptance=to_arrow(change(profile.acceptance.to_pandas()), schemas.ACCEPTANCE))
 
 
 def statuses(seen: Check) -> dict[str, set[str]]:
@@ -93,7 +94,7 @@ def test_a_machine_that_is_slower_as_a_whole_is_no_regression(baseline) -> None:
         (lambda costs: where(costs, 1.2, part="cost_p", tokens=[2, 3, 4, 5]), {"cost_p_verify", "speedup"},
          {"cost_p", "speedup"}),
         (lambda costs: where(costs, 4.0, part="cost_q", draft="small"), {"cost_q", "speedup"}, {"cost_q", "speedup"}),
-        (lambda costs: where(costs, 12.0, part="overhead", tokens=[1, 2, 4]), {"speedup"}, {"speedup", "overhead"}),
+        (lambda costs: where(costs, 12.0, part="overhead", draft_steps=[1, 2, 4]), {"speedup"}, {"speedup", "overhead"}),
     ],
 )  # fmt: skip
 def test_a_cost_that_grew_is_found_and_attributed(baseline, change, metrics, causes) -> None:
@@ -212,7 +213,7 @@ def simulated(baseline: Profile, seed: int, cost: float = 1.0) -> Profile:
     noise = np.exp(rng.normal(0, 0.04, len(costs)))
     changed = where(costs, cost, part="cost_p", tokens=[2, 3, 4, 5])
     seconds = medians * speed * np.where(costs["part"] == "reference", 1.0, felt) * noise * changed
-    return replace(baseline, costs=to_arrow(costs.assign(seconds=seconds), COSTS_SCHEMA))
+    return replace(baseline, costs=to_arrow(costs.assign(seconds=seconds), schemas.COSTS))
 
 
 def test_runs_of_the_same_raise_few_alarms_and_dearer_verifying_is_found(baseline) -> None:

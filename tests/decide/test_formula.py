@@ -7,7 +7,7 @@ import pytest
 
 from spectune.decide.formula import fit_formula
 from spectune.decide.plan import recommend
-from spectune.profile.store import ACCEPTANCE_SCHEMA
+from spectune.profile import schemas
 from spectune.profile.tables import to_arrow
 from spectune.speedup import expected_tokens, log_slope
 from tests.profiles import fitted_settings, make_profile
@@ -41,7 +41,7 @@ def test_bursts_mislead_it_and_the_reader_is_told(tmp_path) -> None:
         easy = np.repeat(rng.random(4) < 0.4, 16)
         hit = rng.random(64) < np.where(easy, 0.98, 0.15)
         evidence.at[row, "argmax_hits"] = hit
-    profile = replace(profile, acceptance=to_arrow(evidence, ACCEPTANCE_SCHEMA))
+    profile = replace(profile, acceptance=to_arrow(evidence, schemas.ACCEPTANCE))
     settings = fitted_settings(profile)
     (fit,) = fit_formula(settings)
     assert fit.verdict == "misleads"

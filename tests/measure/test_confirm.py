@@ -10,8 +10,9 @@ from spectune.cli.app import run
 from spectune.decide.confirmation import confirmation
 from spectune.decide.fit import draft_record, whole_texts
 from spectune.decide.plan import recommend
+from spectune.profile import schemas
 from spectune.profile.costs import CostCells
-from spectune.profile.store import COSTS_SCHEMA, load_profile
+from spectune.profile.store import load_profile
 from spectune.profile.tables import to_arrow
 from spectune.report.skill import machine_change
 from tests.checkpoints import WORDS, save_checkpoint
@@ -103,7 +104,7 @@ def test_a_run_at_another_time_may_fall_further_off_where_the_machine_is_unstead
     unsteady = costs.assign(seconds=costs["seconds"] * np.exp(np.where(longer, drift, 0.0)))
     (calm,), (wide,) = (
         recommend(one).confirmation.settings
-        for one in (profile, replace(profile, costs=to_arrow(unsteady, COSTS_SCHEMA)))
+        for one in (profile, replace(profile, costs=to_arrow(unsteady, schemas.COSTS)))
     )
     width, wider = (np.log(one.predicted_high / one.predicted_low) for one in (calm, wide))
     assert wider > width + 0.2

@@ -8,9 +8,9 @@ from spectune.decide.plan import recommend
 from spectune.decide.round_costs import judged_rounds
 from spectune.errors import ProfileError
 from spectune.measure.cost import Cell, _Samples
+from spectune.profile import schemas
 from spectune.profile.costs import FOLDS, RESAMPLES, CellKey, CostCells, unsteadiness
 from spectune.profile.manifest import Load
-from spectune.profile.store import COSTS_SCHEMA
 from spectune.profile.tables import to_arrow
 from spectune.stats import median_half_width, steady_seconds
 from tests.profiles import fitted_settings, make_profile
@@ -49,7 +49,7 @@ def test_rounds_follow_the_drift_that_forwards_tell() -> None:
 
 
 def cells_of(costs: pd.DataFrame) -> CostCells:
-    return CostCells.of(to_arrow(costs, COSTS_SCHEMA))
+    return CostCells.of(to_arrow(costs, schemas.COSTS))
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_other_loads_have_their_own_answer_and_the_turn_is_between_them(tmp_path
     settings = profile.manifest.settings.model_copy(update={"loads": loads})
     both = replace(
         profile,
-        costs=to_arrow(pd.concat([costs, many], ignore_index=True), COSTS_SCHEMA),
+        costs=to_arrow(pd.concat([costs, many], ignore_index=True), schemas.COSTS),
         manifest=profile.manifest.model_copy(update={"settings": settings}),
     )
     assert len(fitted_settings(both, loads)) == 2 * len(fitted_settings(profile))
@@ -172,15 +172,15 @@ def test_unsteadiness_is_what_forwards_changed_by_between_fifths_beyond_what_all
     drift = np.array([0.0, 0.1, -0.1, 0.3, 0.0])
     forward, long = flat["part"] == "cost_p", (flat["part"] == "cost_p") & (flat["tokens"] > 1)
     everything = flat.assign(seconds=flat["seconds"] * np.exp(drift[fifth]))
-    assert unsteadiness(to_arrow(everything, COSTS_SCHEMA), "nothing") == pytest.approx(drift.std(ddof=1))
+    assert unsteadiness(to_arrow(everything, schemas.COSTS), "nothing") == pytest.approx(drift.std(ddof=1))
     for over in ("reference", "plain"):
-        assert unsteadiness(to_arrow(everything, COSTS_SCHEMA), over) < 1e-9
+        assert unsteadiness(to_arrow(everything, schemas.COSTS), over) < 1e-9
     forwards = flat.assign(seconds=flat["seconds"] * np.exp(np.where(forward, drift[fifth], 0.0)))
-    assert unsteadiness(to_arrow(forwards, COSTS_SCHEMA), "reference") == pytest.approx(drift.std(ddof=1))
-    assert unsteadiness(to_arrow(forwards, COSTS_SCHEMA), "plain") < 1e-9
+    assert unsteadiness(to_arrow(forwards, schemas.COSTS), "reference") == pytest.approx(drift.std(ddof=1))
+    assert unsteadiness(to_arrow(forwards, schemas.COSTS), "plain") < 1e-9
     longer = flat.assign(seconds=flat["seconds"] * np.exp(np.where(long, drift[fifth], 0.0)))
-    assert unsteadiness(to_arrow(longer, COSTS_SCHEMA), "plain") == pytest.approx(drift.std(ddof=1))
-    assert unsteadiness(to_arrow(flat[flat["measurement_pass"] < 4], COSTS_SCHEMA), "plain") == float("inf")
+    assert unsteadiness(to_arrow(longer, schemas.COSTS), "plain") == pytest.approx(drift.std(ddof=1))
+    assert unsteadiness(to_arrow(flat[flat["measurement_pass"] < 4], schemas.COSTS), "plain") == float("inf")
 
 
 def cells_free(costs: pd.DataFrame) -> pd.DataFrame:

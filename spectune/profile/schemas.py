@@ -1,0 +1,85 @@
+"""The columns of a profile's tables: raw samples and counts, never ratios or fits."""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 4
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+TAPE = pa.schema(
+    [
+        _required("continuation", pa.int32()),
+        _required("prompt_id", pa.string()),
+        _required("category", pa.string()),
+        _required("temperature", pa.float64()),
+        _required("end", pa.string()),  # eos, limit (the workload's) or cut (the tape's)
+        pa.field("batch_rows", pa.int32()),  # texts decoded side by side with it; null where decoded elsewhere
+        _required("prompt_tokens", pa.int32()),
+        pa.field("prompt_nats", pa.float32()),  # surprise of the target at the prompt's last tokens, mean of each
+        _required("tokens", pa.int32()),  # written
+        pa.field("prompt_token_ids", pa.list_(pa.int32())),  # null in a profile without text, as are the next
+        pa.field("token_ids", pa.list_(pa.int32())),
+        pa.field("logprobs", pa.list_(pa.float32())),  # nats, after the sampling transform; null: the target tells none
+    ]
+)
+ACCEPTANCE = pa.schema(
+    [
+        _required("draft", pa.string()),
+        _required("continuation", pa.int32()),
+        pa.field("draft_logprobs", pa.list_(pa.float32())),  # nats, after the sampling transform
+        pa.field("argmax_hits", pa.list_(pa.bool_())),  # the draft's likeliest token is the one written
+        pa.field("ranks", pa.list_(pa.int32())),  # of the token written, 1 = likeliest
+        pa.field("proposed_tokens", pa.list_(pa.int16())),  # by a round that starts here
+        pa.field("matched_tokens", pa.list_(pa.int16())),  # how many of them are what the target wrote
+        pa.field("start_ranks", pa.list_(pa.list_(pa.int16()))),  # by start and depth, of the token written
+    ]
+)
+COSTS = pa.schema(
+    [
+        _required("part", pa.string()),  # cost_p, cost_q, overhead, round (a whole one) or reference
+        pa.field("draft", pa.string()),  # null where the part does not depend on it
+        pa.field("temperature", pa.float64()),  # null where the part does not depend on it
+        _required("engine", pa.string()),
+        _required("mode", pa.string()),  # eager or graph
+        pa.field("draft_steps", pa.int32()),  # of a round; null for a forward alone
+        _required("tokens", pa.int32()),  # n: of a forward, of a round those that the target verifies
+        _required("batch", pa.int32()),
+        _required("context_tokens", pa.int32()),
+        _required("measurement_pass", pa.int32()),  # cells of one pass ran next to each other
+        _required("seconds", pa.float64()),
+    ]
+)
+HELD_OUT = pa.schema(
+    [
+        _required("prompt_id", pa.string()),
+        _required("category", pa.string()),
+        pa.field("prompt_token_ids", pa.list_(pa.int32())),  # null in a profile without text
+    ]
+)
+RUNS = pa.schema(
+    [
+        pa.field("draft", pa.string()),  # null for plain decoding
+        _required("depth", pa.int32()),  # draft steps of a round at most; K of a chain, 0 for plain decoding
+        _required("nodes", pa.int32()),  # proposals of a round at most
+        _required("temperature", pa.float64()),
+        _required("engine", pa.string()),
+        _required("mode", pa.string()),
+        _required("prompt_id", pa.string()),
+        _required("tokens", pa.int32()),  # kept: up to the end or the limit
+        _required("rounds", pa.int32()),
+        _required("accepted", pa.int32()),
+        _required("proposed", pa.int32()),
+        _required("seconds", pa.float64()),  # of the rounds; reading the prompt is left out
+    ]
+)
+MEASURED: Mapping[str, pa.Schema] = {"tape": TAPE, "acceptance": ACCEPTANCE, "costs": COSTS, "held_out": HELD_OUT}
+CONFIRMED: Mapping[str, pa.Schema] = {
+    "confirmed_tape": TAPE,
+    "confirmed_acceptance": ACCEPTANCE,
+    "confirmed_runs": RUNS,
+}
