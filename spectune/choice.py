@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 LONGEST = 1000
 """The largest K, depth or width that anything is asked about."""
+LONGEST_MEASURED = 64
+"""The largest K that is measured."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

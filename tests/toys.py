@@ -14,6 +14,7 @@ from torch import Tensor
 from spectune.decoding.decode import speculative_decode
 from spectune.drafting import Drafter
 from spectune.models.loading import LanguageModel, wrap_model
+from spectune.models.scoring import Forward
 
 torch.set_num_threads(1)  # on tensors this small a second thread only waits
 
@@ -29,7 +30,12 @@ class TableScorer:
     def vocab_size(self) -> int:
         return self.table.shape[-1]
 
-    def open(self) -> "TableSequence":
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
+    def open(self, layers: Sequence[int] = ()) -> "TableSequence":
+        assert not layers
         return TableSequence(self)
 
 
@@ -40,14 +46,20 @@ class TableSequence:
         self._scorer = scorer
         self.token_ids: list[int] = []
 
-    def extend(self, token_ids: Sequence[int]) -> Tensor:
-        before = self.token_ids[-1] if self.token_ids else 0
-        self.token_ids.extend(token_ids)
+    def extend(self, token_ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Forward:
+        assert positions is None
+        assert mask is None
+        before, added = self.token_ids[-1] if self.token_ids else 0, token_ids.tolist()
+        self.token_ids.extend(added)
         if self._scorer.order == 1:
-            return self._scorer.table[list(token_ids)]
-        return self._scorer.table[[before, *token_ids[:-1]], list(token_ids)]
+            return Forward(self._scorer.table[added])
+        return Forward(self._scorer.table[[before, *added[:-1]], added])
 
-    def crop(self, length: int) -> None:
+    def read(self, token_ids: Tensor) -> Forward:
+        return self.extend(token_ids).at(slice(-1, None))
+
+    def keep(self, length: int, path: Tensor | None = None) -> None:
+        assert path is None
         del self.token_ids[length:]
 
 

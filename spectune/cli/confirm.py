@@ -12,8 +12,8 @@ import typer
 from spectune.errors import ConfigError
 
 if TYPE_CHECKING:
+    from spectune.choice import Choice
     from spectune.decide.fit import Setting
-    from spectune.measure.confirm import Trial
     from spectune.profile.store import Profile
 
 _DEPTHS = (1, 2, 4, 8)
@@ -109,7 +109,7 @@ def _trials(
     temperatures: list[float] | None,
     depths: list[int] | None,
     chosen_only: bool,
-) -> list["Trial"]:
+) -> list["Choice"]:
     """What to decode with: the given drafts and K, or the best draft with the usual K, at each temperature."""
     from spectune.decide.fit import draft_record
     from spectune.decide.selection import choose
@@ -134,11 +134,11 @@ def _trials(
     return _as_trials(chosen)
 
 
-def _as_trials(chosen: dict[tuple[float, str], list[int]]) -> list["Trial"]:
-    from spectune.measure.confirm import Trial
+def _as_trials(chosen: dict[tuple[float, str], list[int]]) -> list["Choice"]:
+    from spectune.choice import Choice, chain
 
     return [
-        Trial(temperature=temperature, draft=spec, num_speculative_tokens=depth)
+        Choice(spec, chain(depth), temperature)
         for (temperature, spec), depths in chosen.items()
         for depth in dict.fromkeys(depths)
     ]

@@ -97,9 +97,6 @@ def profile(
     device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1, …")] = _DEFAULTS.device,
     dtype: Annotated[str, typer.Option(metavar="T", help="auto, float32, bfloat16 or float16.")] = _DEFAULTS.dtype,
     seed: Annotated[int, typer.Option(metavar="S", help="Seed of every random choice.")] = _DEFAULTS.seed,
-    overlap: Annotated[
-        bool, typer.Option("--overlap", help="Also record Σ min(p, q) for draft models; one more pass of the target.")
-    ] = False,
     no_text: Annotated[
         bool, typer.Option("--no-text", help="Save hashes, counts and evidence only: no prompts, no outputs.")
     ] = False,

@@ -3,12 +3,15 @@
 Source: Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from spectune.decoding.verify import verify_chain, verify_greedy
+from spectune.choice import Shape, chain
+from spectune.decoding.verify import Verified, verify_chain, verify_greedy
 from spectune.drafting import Drafter, Drafting, Proposal
 from spectune.errors import ConfigError
 from spectune.models.sampling import Sampling, probabilities
@@ -36,35 +39,50 @@ class Decoded:
 
 def speculative_rounds(
     target: CachedSequence,
-    draft: Drafting,
+    draft: Drafting | None,
     token_ids: list[int],
-    num_speculative_tokens: int,
+    shape: Shape,
     sampling: Sampling,
     rng: np.random.Generator,
     name: str = "the target",
 ) -> Iterator[Round]:
     """Endless rounds on a sequence whose target cache holds all of `token_ids` but the last; both grow in step.
 
-    With K = 0, or where the draft proposes nothing, a round is a plain decoding step.
+    Without a draft, or where it proposes nothing, a round is a plain decoding step.
     """
     prompt_length = len(token_ids)
     while True:
-        proposal = draft.propose(token_ids, num_speculative_tokens, sampling) if num_speculative_tokens else _NOTHING
+        proposal = draft.propose(token_ids, shape, sampling) if draft and shape.nodes else _NOTHING
         drafted = proposal.draft_token_ids
-        logits = target.extend([token_ids[-1], *drafted])
-        require_finite(logits, name, ["being decoded"] * len(logits), len(token_ids))
-        if sampling.greedy:
-            accepted, next_token_id = verify_greedy(drafted, logits.argmax(-1).tolist())
-        else:
-            accepted, next_token_id = verify_chain(drafted, proposal.draft_probs, probabilities(logits, sampling), rng)
-        emitted = (*drafted[:accepted], next_token_id)
+        forward = target.extend(torch.cat([torch.tensor(token_ids[-1:], device=drafted.device), drafted]))
+        require_finite(forward.logits, name, ["being decoded"] * len(forward.logits), len(token_ids))
+        verified = _verify(proposal, forward.logits, sampling, rng)
+        emitted = _emitted(proposal, verified)
         start = len(token_ids) - prompt_length
         token_ids.extend(emitted)
-        target.crop(len(token_ids) - 1)
-        yield Round(start=start, proposed=len(drafted), accepted=accepted, token_ids=emitted)
+        target.keep(len(token_ids) - 1)
+        if draft:
+            draft.observe(forward.at(slice(len(emitted))))
+        yield Round(start=start, proposed=len(drafted), accepted=len(emitted) - 1, token_ids=emitted)
 
 
-_NOTHING = Proposal(draft_token_ids=[])
+_NOTHING = Proposal(draft_token_ids=torch.empty(0, dtype=torch.long))
+
+
+def _verify(proposal: Proposal, logits: Tensor, sampling: Sampling, rng: np.random.Generator) -> Verified:
+    drafted = proposal.draft_token_ids.to(logits.device)
+    if sampling.greedy:
+        return verify_greedy(drafted, logits.argmax(-1))
+    uniforms = torch.from_numpy(rng.random(len(drafted) + 1)).to(logits.device)
+    return verify_chain(drafted, proposal.draft_probs, probabilities(logits, sampling), uniforms)
+
+
+def _emitted(proposal: Proposal, verified: Verified) -> tuple[int, ...]:
+    """The accepted proposals and the token after them: the one time a round waits for the device."""
+    drafted = proposal.draft_token_ids.to(verified.path.device)
+    *read, next_token_id = torch.cat([drafted, verified.path, verified.next_token_id[None]]).tolist()
+    proposed, path = read[: len(drafted)], read[len(drafted) :]
+    return (*(proposed[place] for place in path if place >= 0), next_token_id)
 
 
 def speculative_decode(
@@ -90,11 +108,10 @@ def speculative_decode(
         raise ConfigError(f"K is {K}, max_new_tokens {max_new_tokens}", "give K ≥ 0 and max_new_tokens ≥ 1")
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
     rng = np.random.default_rng(seed)
-    sequence, token_ids = target.open(), list(prompt)
-    if len(token_ids) > 1:
-        sequence.extend(token_ids[:-1])
+    drafting, token_ids = draft.open(rng), list(prompt)
+    sequence = read_prompt(target, [drafting], token_ids, draft.layers)
     rounds: list[Round] = []
-    for this_round in speculative_rounds(sequence, draft.open(rng), token_ids, K, sampling, rng):
+    for this_round in speculative_rounds(sequence, drafting, token_ids, chain(K), sampling, rng):
         rounds.append(this_round)
         written = token_ids[len(prompt) :][:max_new_tokens]
         end = next((i for i in range(this_round.start, len(written)) if written[i] in eos_token_ids), None)
@@ -102,3 +119,15 @@ def speculative_decode(
             kept = written if end is None else written[: end + 1]
             return Decoded(token_ids=kept, rounds=rounds, ended=end is not None)
     raise AssertionError("rounds never end by themselves")
+
+
+def read_prompt(
+    target: Scorer, draftings: Iterable[Drafting], token_ids: Sequence[int], layers: Sequence[int] = ()
+) -> CachedSequence:
+    """The target's sequence with all of a prompt cached but its last token; the drafts hear of it."""
+    sequence = target.open(layers)
+    if len(token_ids) > 1:
+        forward = sequence.read(torch.tensor(token_ids[:-1], device=target.device))
+        for drafting in draftings:
+            drafting.observe(forward)
+    return sequence

@@ -1,18 +1,31 @@
 """The exact rule for a chain: accept while r < p/q, then the recovered or the bonus token.
 
-Source: Leviathan et al. 2023, arXiv 2211.17192, Algorithm 1; Chen et al. 2023, arXiv 2302.01318.
+Leading axes are rows, so that nothing here waits for the device. Source: Leviathan et al. 2023, arXiv 2211.17192,
+Algorithm 1; Chen et al. 2023, arXiv 2302.01318.
 """
 
-import numpy as np
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from spectune.models.sampling import sample
 
 
-def acceptance_probability(target_prob: float, draft_prob: float) -> float:
-    """min(1, p/q) of a proposed token; 1 for a draft probability of 0 cannot arise, since it was proposed."""
-    return min(1.0, target_prob / draft_prob)
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Which proposals are accepted, each after the one before, and the token after them (recovered or bonus)."""
+
+    path: Tensor  # [..., depth] places among the proposals, −1 behind the last accepted
+    next_token_id: Tensor  # [...]
+
+
+def acceptance_probability(
+    target_probs: Tensor,  # [...]
+    draft_probs: Tensor,  # [...]
+) -> Tensor:  # [...]
+    """min(1, p/q) of proposed tokens; a draft probability of 0 cannot arise, since they were proposed."""
+    return (target_probs / draft_probs).clamp(max=1.0)
 
 
 def residual_distribution(
@@ -32,42 +45,42 @@ def residual_distribution(
 
 
 def verify_chain(
-    draft_token_ids: list[int],  # k proposals
+    draft_token_ids: Tensor,  # [k]
     draft_probs: Tensor | None,  # [k, vocab]; None = point masses
     target_probs: Tensor,  # [k + 1, vocab]
-    rng: np.random.Generator,
-) -> tuple[int, int]:
-    """How many proposals are accepted, and the token after them (recovered or bonus).
-
-    The tokens emitted are distributed as if sampled from the target one by one, whatever the draft.
-    """
-    accepted = 0
-    for position, token_id in enumerate(draft_token_ids):
-        target_prob = float(target_probs[position, token_id])
-        draft_prob = 1.0 if draft_probs is None else float(draft_probs[position, token_id])
-        if rng.random() >= acceptance_probability(target_prob, draft_prob):
-            draft_row = _draft_row(draft_probs, position, token_id, target_probs)
-            return accepted, _draw(residual_distribution(target_probs[position], draft_row), rng)
-        accepted += 1
-    return accepted, _draw(target_probs[accepted], rng)
+    uniforms: Tensor,  # [k + 1] in [0, 1): one for each proposal, the last for the token after them
+) -> Verified:
+    """The tokens emitted are distributed as if sampled from the target one by one, whatever the draft."""
+    count, proposed = len(draft_token_ids), draft_token_ids[:, None]
+    target_of_proposed = target_probs[:count].gather(-1, proposed)[:, 0]
+    draft_of_proposed = torch.ones_like(target_of_proposed)
+    if draft_probs is not None:
+        draft_of_proposed = draft_probs.gather(-1, proposed)[:, 0]
+    accepts = uniforms[:count] < acceptance_probability(target_of_proposed, draft_of_proposed)
+    path, accepted = _until_first_refusal(accepts)
+    law = target_probs[accepted]
+    if int(accepted) < count:
+        law = residual_distribution(law, _draft_law(draft_token_ids, draft_probs, int(accepted), law))
+    return Verified(path, sample(law, uniforms[-1]))
 
 
 def verify_greedy(
-    draft_token_ids: list[int],  # k proposals
-    target_token_ids: list[int],  # k + 1 argmaxes of the target
-) -> tuple[int, int]:
+    draft_token_ids: Tensor,  # [..., k]
+    target_token_ids: Tensor,  # [..., k + 1] argmaxes of the target
+) -> Verified:
     """The rule at T = 0: accept while the proposal is the target's argmax; then that argmax."""
-    for accepted, token_id in enumerate(draft_token_ids):
-        if token_id != target_token_ids[accepted]:
-            return accepted, target_token_ids[accepted]
-    return len(draft_token_ids), target_token_ids[-1]
+    path, accepted = _until_first_refusal(draft_token_ids == target_token_ids[..., :-1])
+    return Verified(path, target_token_ids.gather(-1, accepted[..., None])[..., 0])
 
 
-def _draft_row(draft_probs: Tensor | None, position: int, token_id: int, target_probs: Tensor) -> Tensor:
+def _until_first_refusal(accepts: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., k] as a path, and how long it is, [...]."""
+    kept = accepts.long().cumprod(-1)
+    places = torch.arange(accepts.shape[-1], device=accepts.device)
+    return torch.where(kept.bool(), places, -1), kept.sum(-1)
+
+
+def _draft_law(draft_token_ids: Tensor, draft_probs: Tensor | None, place: int, like: Tensor) -> Tensor:
     if draft_probs is not None:
-        return draft_probs[position]
-    return torch.nn.functional.one_hot(torch.tensor(token_id), target_probs.shape[-1]).to(target_probs)
-
-
-def _draw(probs: Tensor, rng: np.random.Generator) -> int:
-    return int(sample(probs[None], torch.tensor([rng.random()], dtype=torch.float64))[0])
+        return draft_probs[place]
+    return torch.nn.functional.one_hot(draft_token_ids[place], like.shape[-1]).to(like)

@@ -3,101 +3,132 @@
 Source: Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spectune.drafting import Continuation, Evidence, Proposal
-from spectune.models.loading import LanguageModel
+from spectune.choice import Shape
+from spectune.drafting import Continuation, Evidence, Load, Proposal, Scored
+from spectune.drafting_spec import DraftSpec
+from spectune.models.loading import LanguageModel, require_same_tokenizer
 from spectune.models.sampling import Sampling, log_probabilities, probabilities, sample
-from spectune.models.scoring import CachedSequence, ModelScorer, Scorer, require_finite, teacher_forced_logits
+from spectune.models.scoring import (
+    CachedSequence,
+    Forward,
+    ModelScorer,
+    Repeatable,
+    Scorer,
+    repeatable_forwards,
+    require_finite,
+    teacher_forced,
+)
 
 _TOKENS_PER_FORWARD = 4096
+
+
+def open_model(draft: DraftSpec, target: LanguageModel, load: Load) -> "DraftModel":
+    """The model that the SPEC names. Raises: IncompatibleModelsError where its tokens are not the target's."""
+    model = load(str(draft.model))
+    require_same_tokenizer(target, model)
+    return DraftModel(model)
 
 
 class DraftModel:
     """Draws each proposal from the draft's own law, under the target's sampling transform."""
 
-    def __init__(self, model: LanguageModel | Scorer, target: LanguageModel | None = None) -> None:
-        """`target`, where given, is run beside the draft over recorded text so that Σ min(p, q) is known."""
-        self._model = model if isinstance(model, LanguageModel) else None
+    layers: tuple[int, ...] = ()
+
+    def __init__(self, model: LanguageModel | Scorer) -> None:
         self.scorer: Scorer = ModelScorer(model) if isinstance(model, LanguageModel) else model
-        self._target = target
 
     @property
-    def model(self) -> LanguageModel:
-        """The language model that drafts. Raises: AssertionError where it is a table of a test."""
-        assert self._model is not None, "needs a language model"
-        return self._model
+    def model(self) -> LanguageModel | None:
+        """The language model that drafts; None where it is a table of a test."""
+        return self.scorer.model if isinstance(self.scorer, ModelScorer) else None
 
     def open(self, rng: np.random.Generator) -> "DraftModelSequence":
         """Start on a sequence."""
-        return DraftModelSequence(self.scorer.open(), [], rng)
+        return DraftModelSequence(self.scorer.open(), [], rng, self.scorer.device)
 
-    def evidence(self, continuations: Sequence[Continuation], max_k: int) -> list[Evidence]:
-        """Log q(x), argmax, rank (and Σ min(p, q)) at every position, teacher-forced: one pass gives every K."""
-        del max_k
-        found: dict[int, Evidence] = {}
+    def through(self, wrap: Callable[[Scorer], Scorer]) -> "DraftModel":
+        """The same draft whose forwards pass through `wrap`."""
+        return DraftModel(wrap(self.scorer))
+
+    def work(self, context: Sequence[int], rows: int, shape: Shape, sampling: Sampling) -> Mapping[int, Repeatable]:
+        """A step, and one over two tokens: what it costs after a round whose proposals were all accepted."""
+        del shape, sampling
+        return repeatable_forwards(self._language_model, context, rows, (1, 2), last_only=True)
+
+    def evidence(self, continuations: Sequence[Continuation], scored: Sequence[Scored], max_k: int) -> list[Evidence]:
+        """Log q(x), argmax and rank at every position, teacher-forced: one pass gives every K."""
+        del scored, max_k
+        collected: dict[int, Evidence] = {}
         for batch in _batches(continuations):
             rows = [continuations[index] for index in batch]
-            found.update(zip(batch, self._batch_evidence(self.model, rows), strict=True))
-        return [found[index] for index in range(len(continuations))]
+            collected.update(zip(batch, self._batch_evidence(rows), strict=True))
+        return [collected[index] for index in range(len(continuations))]
 
-    def _batch_evidence(self, model: LanguageModel, rows: list[Continuation]) -> list[Evidence]:
-        prompts, tokens = [row.prompt_token_ids for row in rows], [row.token_ids for row in rows]
-        logits = teacher_forced_logits(model, prompts, tokens)
-        for row, row_logits in zip(rows, logits, strict=True):
-            require_finite(row_logits, model.name, [row.prompt_id] * len(row_logits), len(row.prompt_token_ids))
-        if self._target is None:
-            return [_evidence(row, own, None) for row, own in zip(rows, logits, strict=True)]
-        targets = teacher_forced_logits(self._target, prompts, tokens)
-        return [_evidence(row, own, theirs) for row, own, theirs in zip(rows, logits, targets, strict=True)]
+    def _batch_evidence(self, rows: list[Continuation]) -> list[Evidence]:
+        model = self._language_model
+        passes = teacher_forced(model, [row.prompt_token_ids for row in rows], [row.token_ids for row in rows])
+        for row, forward in zip(rows, passes, strict=True):
+            names = [row.prompt_id] * len(row.token_ids)
+            require_finite(forward.logits, model.name, names, len(row.prompt_token_ids))
+        return [_evidence(row, forward.logits) for row, forward in zip(rows, passes, strict=True)]
+
+    @property
+    def _language_model(self) -> LanguageModel:
+        assert self.model is not None, "needs a language model"
+        return self.model
 
 
 class DraftModelSequence:
     """The draft's cache, kept in step with the sequence by the prefix they share."""
 
-    def __init__(self, sequence: CachedSequence, cached: list[int], rng: np.random.Generator) -> None:
-        self._sequence = sequence
-        self._cached = cached
-        self._rng = rng
+    def __init__(
+        self, sequence: CachedSequence, cached: list[int], rng: np.random.Generator, device: torch.device
+    ) -> None:
+        self._sequence, self._cached, self._rng, self._device = sequence, cached, rng, device
 
     def fork(self, rng: np.random.Generator) -> "DraftModelSequence":
         """Another drafting that has read the same tokens."""
-        return DraftModelSequence(self._sequence.fork(), list(self._cached), rng)
+        return DraftModelSequence(self._sequence.fork(), list(self._cached), rng, self._device)
 
-    def propose(self, token_ids: Sequence[int], max_tokens: int, sampling: Sampling) -> Proposal:
-        """Sample `max_tokens` tokens one by one; at T = 0 their argmaxes, as point masses."""
-        pending = self._roll_back(token_ids)
-        drafted: list[int] = []
+    def observe(self, committed: Forward) -> None:
+        """It reads the text itself."""
+
+    def propose(self, token_ids: Sequence[int], shape: Shape, sampling: Sampling) -> Proposal:
+        """Sample tokens one by one; at T = 0 their argmaxes, as point masses. The ids stay on the device."""
+        missing = self._roll_back(token_ids)
+        pending = torch.tensor(missing, device=self._device)
+        uniforms = torch.from_numpy(self._rng.random(0 if sampling.greedy else shape.depth)).to(self._device)
+        drafted: list[Tensor] = []
         laws: list[Tensor] = []
-        for _ in range(max_tokens):
-            logits = self._sequence.extend(pending)[-1:]
-            require_finite(logits, "the draft", ["being decoded"], len(self._cached) + len(pending))
-            self._cached.extend(pending)
-            pending = [self._pick(logits, sampling, laws)]
-            drafted += pending
-        return Proposal(draft_token_ids=drafted, draft_probs=torch.cat(laws) if laws else None)
+        for place in range(shape.depth):
+            logits = self._sequence.read(pending).logits
+            require_finite(logits, "the draft", ["being decoded"], len(token_ids) + place)
+            if sampling.greedy:
+                pending = logits.argmax(-1)
+            else:
+                laws.append(probabilities(logits, sampling))
+                pending = sample(laws[-1], uniforms[place : place + 1])
+            drafted.append(pending)
+        token_ids_drafted = torch.cat(drafted)
+        self._cached += [*missing, *token_ids_drafted[:-1].tolist()]
+        return Proposal(draft_token_ids=token_ids_drafted, draft_probs=torch.cat(laws) if laws else None)
 
     def _roll_back(self, token_ids: Sequence[int]) -> list[int]:
-        """Crop the cache to what it shares with the sequence, all but the last token at most; what is missing."""
+        """Keep what the cache shares with the sequence, all but the last token at most; what is missing."""
         shared = 0
-        for ours, theirs in zip(self._cached, token_ids[:-1], strict=False):
-            if ours != theirs:
+        for cached, written in zip(self._cached, token_ids[:-1], strict=False):
+            if cached != written:
                 break
             shared += 1
-        self._sequence.crop(shared)
+        self._sequence.keep(shared)
         del self._cached[shared:]
         return list(token_ids[shared:])
-
-    def _pick(self, logits: Tensor, sampling: Sampling, laws: list[Tensor]) -> int:
-        if sampling.greedy:
-            return int(logits.argmax(-1))
-        law = probabilities(logits, sampling)
-        laws.append(law)
-        return int(sample(law, torch.tensor([self._rng.random()], dtype=torch.float64))[0])
 
 
 def _batches(continuations: Sequence[Continuation]) -> list[list[int]]:
@@ -112,17 +143,11 @@ def _batches(continuations: Sequence[Continuation]) -> list[list[int]]:
     return batches
 
 
-def _evidence(row: Continuation, draft_logits: Tensor, target_logits: Tensor | None) -> Evidence:
-    written = torch.tensor(row.token_ids, device=draft_logits.device)[:, None]
-    law = probabilities(draft_logits, row.sampling)
-    own = draft_logits.gather(-1, written)
-    overlaps = None
-    if target_logits is not None:
-        overlap = torch.minimum(law, probabilities(target_logits, row.sampling)).sum(-1)
-        overlaps = overlap.cpu().numpy().astype(np.float32)
+def _evidence(row: Continuation, logits: Tensor) -> Evidence:
+    written = torch.tensor(row.token_ids, device=logits.device)
+    own = logits.gather(-1, written[:, None])
     return Evidence(
-        draft_logprobs=log_probabilities(law, written).cpu().numpy().astype(np.float32),
-        argmax_hits=(draft_logits.argmax(-1) == written[:, 0]).cpu().numpy(),
-        ranks=(1 + (draft_logits > own).sum(-1)).cpu().numpy().astype(np.int32),
-        overlaps=overlaps,
+        draft_logprobs=log_probabilities(logits, written, row.sampling).cpu().numpy().astype(np.float32),
+        argmax_hits=(logits.argmax(-1) == written).cpu().numpy(),
+        ranks=(1 + (logits > own).sum(-1)).cpu().numpy().astype(np.int32),
     )

@@ -10,10 +10,19 @@ from typing import Any
 
 from torch import nn
 
+from spectune.drafting import Load
+from spectune.drafting.draft_model import DraftModel
+from spectune.drafting_spec import DraftSpec
 from spectune.errors import ConfigError
 from spectune.models.loading import LanguageModel
 
 _LAYOUTS = ("model.layers", "transformer.h", "model.language_model.layers")  # Llama, Qwen, Gemma; GPT-2; Gemma 3
+
+
+def open_layers(draft: DraftSpec, target: LanguageModel, load: Load) -> DraftModel:
+    """A draft model that is the target, cut short."""
+    del load
+    return DraftModel(first_layers(target, draft.layers))
 
 
 def first_layers(target: LanguageModel, layers: int) -> LanguageModel:

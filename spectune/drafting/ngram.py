@@ -3,14 +3,25 @@
 Source: prompt lookup decoding (Saxena 2023); the semantics of prompt_lookup_min and _max are vLLM's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from spectune.drafting import Continuation, Evidence, Proposal
+from spectune.choice import Shape
+from spectune.drafting import Continuation, Evidence, Load, Proposal, Scored
+from spectune.drafting_spec import DraftSpec
 from spectune.errors import ConfigError
+from spectune.models.loading import LanguageModel
 from spectune.models.sampling import Sampling
+from spectune.models.scoring import Forward, Repeatable, Scorer
+
+
+def open_ngram(draft: DraftSpec, target: LanguageModel, load: Load) -> "NgramDrafter":
+    """Of its bounds alone."""
+    del target, load
+    return NgramDrafter(min_tokens=draft.min_tokens, max_tokens=draft.max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +30,8 @@ class NgramDrafter:
 
     min_tokens: int = 1
     max_tokens: int = 4
+    model: LanguageModel | None = None
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_tokens <= self.max_tokens:
@@ -34,10 +47,18 @@ class NgramDrafter:
         """As `open`."""
         return self.open(rng)
 
-    def propose(self, token_ids: Sequence[int], max_tokens: int, sampling: Sampling) -> Proposal:
+    def through(self, wrap: Callable[[Scorer], Scorer]) -> "NgramDrafter":
+        """It has no forwards."""
+        del wrap
+        return self
+
+    def observe(self, committed: Forward) -> None:
+        """The text is all it looks at."""
+
+    def propose(self, token_ids: Sequence[int], shape: Shape, sampling: Sampling) -> Proposal:
         """Point masses on the tokens that followed; none where no suffix recurs."""
         del sampling
-        return Proposal(draft_token_ids=self.lookup(np.asarray(token_ids), max_tokens).tolist())
+        return Proposal(draft_token_ids=torch.from_numpy(self.lookup(np.asarray(token_ids), shape.depth)))
 
     def lookup(
         self,
@@ -52,8 +73,18 @@ class NgramDrafter:
         follow = int(np.argmax(lengths == longest)) + 1
         return token_ids[follow : follow + max_tokens]
 
-    def evidence(self, continuations: Sequence[Continuation], max_k: int) -> list[Evidence]:
+    def work(self, context: Sequence[int], rows: int, shape: Shape, sampling: Sampling) -> Mapping[int, Repeatable]:
+        """A lookup in each row."""
+
+        def look_up() -> None:
+            for _ in range(rows):
+                self.propose(context, shape, sampling)
+
+        return {1: Repeatable(run=look_up)}
+
+    def evidence(self, continuations: Sequence[Continuation], scored: Sequence[Scored], max_k: int) -> list[Evidence]:
         """For a round at each position: how much it proposes and how much of that the target wrote."""
+        del scored
         return [self._evidence(continuation, max_k) for continuation in continuations]
 
     def _evidence(self, continuation: Continuation, max_k: int) -> Evidence:

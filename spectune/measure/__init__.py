@@ -2,6 +2,9 @@
 
 from typing import Protocol
 
+OWN_ENGINE, EAGER = "spectune", "eager"
+"""What costs and rounds are measured in: our own loop, without captured graphs."""
+
 
 class Progress(Protocol):
     """Hears how far a long step is; the CLI draws it."""

@@ -1,48 +1,55 @@
 """Evidence of every draft on the tape."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
 import pandas as pd
 
-from spectune.drafting import Continuation, Drafter
+from spectune.drafting import Continuation, Drafter, Scored
 from spectune.measure import Progress
 from spectune.measure.shards import Shards
-from spectune.profile.store import ACCEPTANCE_SCHEMA
+from spectune.measure.source import TextSource
+from spectune.profile import schemas
 
 _CHUNK = 16
 
 
 def acceptance_table(
-    drafts: dict[str, Drafter],
+    target: TextSource,
+    drafts: Mapping[str, Drafter],
     continuations: Sequence[Continuation],
     max_k: int,
     progress: Progress,
     shards: Shards | None = None,
 ) -> pd.DataFrame:
-    """Evidence as profile.ACCEPTANCE_SCHEMA has it: a row for each draft and continuation.
+    """Evidence as schemas.ACCEPTANCE has it: a row for each draft and continuation.
 
-    With shards, what an earlier run has found is read from there.
+    With shards, what an earlier run has collected is read from there.
     """
     progress.start("replay", len(drafts) * len(continuations), "continuations")
     by_length = sorted(range(len(continuations)), key=lambda index: len(continuations[index].prompt_token_ids))
     parts = []
     for number, (spec, drafter) in enumerate(drafts.items()):
         for first in range(0, len(by_length), _CHUNK):
-            chosen = by_length[first : first + _CHUNK]
-            find = partial(_evidence_table, spec, drafter, chosen, continuations, max_k)
+            chosen = {index: continuations[index] for index in by_length[first : first + _CHUNK]}
+            collect = partial(_evidence_table, target, spec, drafter, chosen, max_k)
             name = f"evidence-{number:02d}-{first:05d}"
-            parts.append(shards.kept(name, ACCEPTANCE_SCHEMA, find) if shards else find())
+            parts.append(shards.kept(name, schemas.ACCEPTANCE, collect) if shards else collect())
             progress.advance(len(chosen))
     return pd.concat(parts).sort_values(["draft", "continuation"], ignore_index=True)
 
 
 def _evidence_table(
-    spec: str, drafter: Drafter, chosen: list[int], continuations: Sequence[Continuation], max_k: int
+    target: TextSource, spec: str, drafter: Drafter, chosen: Mapping[int, Continuation], max_k: int
 ) -> pd.DataFrame:
-    evidence = drafter.evidence([continuations[index] for index in chosen], max_k)
+    """The target's own pass over the texts is made for drafts that look into it, a chunk at a time: states of a whole
+    tape are larger than memory.
+    """
+    texts = list(chosen.values())
+    scored = target.scored(texts, drafter.layers) if drafter.layers else [Scored(logprobs=None)] * len(texts)
     records = [
-        {"draft": spec, "continuation": index, **asdict(one)} for index, one in zip(chosen, evidence, strict=True)
+        {"draft": spec, "continuation": index, **asdict(evidence)}
+        for index, evidence in zip(chosen, drafter.evidence(texts, scored, max_k), strict=True)
     ]
-    return pd.DataFrame.from_records(records, columns=ACCEPTANCE_SCHEMA.names)
+    return pd.DataFrame.from_records(records, columns=schemas.ACCEPTANCE.names)

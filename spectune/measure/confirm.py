@@ -1,6 +1,6 @@
 """Decode held-out prompts for real, plainly and speculatively by turns, so that predictions meet a clock."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,35 +10,26 @@ import numpy as np
 import pandas as pd
 import torch
 
-from spectune.decoding.decode import Round, speculative_rounds
-from spectune.drafting import Continuation, Drafter, Drafting
-from spectune.drafting.draft_model import DraftModel
-from spectune.drafting.layer_skip import first_layers
-from spectune.drafting.ngram import NgramDrafter
+from spectune.choice import Choice, chain, plain
+from spectune.decoding.decode import Round, read_prompt, speculative_rounds
+from spectune.drafting import Continuation, Drafter, open_draft
 from spectune.drafting_spec import draft_spec
 from spectune.errors import ConfigError, ProfileError
-from spectune.measure import Progress
+from spectune.measure import EAGER, OWN_ENGINE, Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.environment import environment
-from spectune.measure.tape import TapePrompt, tape_table, teacher_forced_rows, without_text
+from spectune.measure.source import LocalTarget, TextSource
+from spectune.measure.tape import TapePrompt, scored_rows, tape_table, without_text
 from spectune.models.devices import resolve_device
-from spectune.models.loading import EMBEDDED, LanguageModel, load_model, prompt_token_ids
+from spectune.models.loading import EMBEDDED, LanguageModel, load_model
 from spectune.models.sampling import Sampling
 from spectune.models.scoring import ModelScorer
+from spectune.profile import schemas
 from spectune.profile.manifest import ModelRecord
-from spectune.profile.store import RUNS_SCHEMA, Profile, require_replaceable, save_confirmation
+from spectune.profile.store import Profile, require_replaceable, save_confirmation
 from spectune.workload.prompts import load_workload
 
 _TURN_TOKENS = 8  # what each run decodes before the next one's turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A setting to decode with; no draft and K = 0 is plain decoding."""
-
-    temperature: float
-    draft: str | None = None
-    num_speculative_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +37,7 @@ class ConfirmRequest:
     """What to decode: trials (plain decoding comes along), on at most `prompts` of the held-out ones."""
 
     directory: Path
-    trials: Sequence[Trial]
+    trials: Sequence[Choice]
     prompts: int | None
     max_new_tokens: int
     seed: int
@@ -61,24 +52,22 @@ def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progres
     chosen = _chosen(profile, request)
     if len(chosen) < len(profile.held_out["category"].unique()):
         progress.say("fewer prompts than categories: the prediction is for the whole mix, the run for a part of it")
-    target = _same_model(profile.manifest.target, profile, request, progress)
-    workload, template = (
-        request.workload or profile.manifest.run.workload,
-        profile.manifest.workload.chat_template_digest,
-    )
-    prompts = _prompts(chosen, target, workload, template)
-    specs = list(dict.fromkeys(trial.draft for trial in request.trials if trial.draft is not None))
-    drafts = {spec: _draft(spec, target, profile, request, progress) for spec in specs}
-    runs, continuations = _decode_all(target, drafts, prompts, profile, request, progress)
-    tape = tape_table(teacher_forced_rows(target, continuations, _categories(prompts)))
+    model = _same_model(profile.manifest.target, profile, request, progress)
+    target = LocalTarget(model)
+    prompts = _prompts(chosen, target, profile, request)
+    drafts = _drafts(model, profile, request, progress)
+    runs, continuations = _decode_all(model, drafts, prompts, profile, request, progress)
+    categories = {prompt.id: prompt.category for prompt in prompts}
+    tape = tape_table(scored_rows(continuations, target.scored(continuations), categories, target.eos_token_ids))
+    max_k = profile.manifest.settings.max_k
     tables = {
         "confirmed_tape": without_text(tape) if profile.manifest.run.no_text else tape,
-        "confirmed_acceptance": acceptance_table(drafts, continuations, profile.manifest.settings.max_k, progress),
-        "confirmed_runs": pd.DataFrame.from_records(runs, columns=RUNS_SCHEMA.names),
+        "confirmed_acceptance": acceptance_table(target, drafts, continuations, max_k, progress),
+        "confirmed_runs": pd.DataFrame.from_records(runs, columns=schemas.RUNS.names),
     }
     record = {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": environment(target).model_dump(),
+        "environment": environment(model).model_dump(),
         "seed": request.seed,
         "prompts": len(prompts),
         "max_new_tokens": request.max_new_tokens,
@@ -96,34 +85,30 @@ def _chosen(profile: Profile, request: ConfirmRequest) -> pd.DataFrame:
     return table.sort_values("turn", kind="stable").head(request.prompts or len(table))
 
 
-def _prompts(chosen: pd.DataFrame, target: LanguageModel, workload: str, template: str | None) -> list[TapePrompt]:
+def _prompts(chosen: pd.DataFrame, target: TextSource, profile: Profile, request: ConfirmRequest) -> list[TapePrompt]:
     """As the profile holds them; where it holds no text, as the workload does."""
     columns = [chosen[name].tolist() for name in ("prompt_id", "category", "prompt_token_ids")]
     if chosen["prompt_token_ids"].isna().any():
-        columns[2] = _read_again(columns[0], target, workload, template)
+        columns[2] = _read_again(columns[0], target, profile, request.workload or profile.manifest.run.workload)
     return [
         TapePrompt(id=prompt_id, category=category, token_ids=[int(token) for token in token_ids])
         for prompt_id, category, token_ids in zip(*columns, strict=True)
     ]
 
 
-def _read_again(prompt_ids: list[str], target: LanguageModel, workload: str, template: str | None) -> list[list[int]]:
+def _read_again(prompt_ids: list[str], target: TextSource, profile: Profile, workload: str) -> list[list[int]]:
     """The prompts of a profile without text, found by their hashes.
 
     Raises: ConfigError where they are not there; ProfileError where the target reads them otherwise now.
     """
-    if target.chat_template_digest != template:
+    if target.chat_template_digest != profile.manifest.workload.chat_template_digest:
         raise ProfileError("the target's chat template is another than when it was profiled", "profile again")
     written = {prompt.id: prompt for prompt in load_workload(workload).prompts}
     missing = len(set(prompt_ids) - set(written))
     if missing:
         problem = f"the profile holds no text, and {missing} of its held-out prompts are not in {workload}"
         raise ConfigError(problem, "give the prompts that were profiled with --workload")
-    return [prompt_token_ids(target, written[prompt_id].messages) for prompt_id in prompt_ids]
-
-
-def _categories(prompts: Sequence[TapePrompt]) -> dict[str, str]:
-    return {prompt.id: prompt.category for prompt in prompts}
+    return [target.prompt_token_ids(written[prompt_id].messages) for prompt_id in prompt_ids]
 
 
 def _same_model(record: ModelRecord, profile: Profile, request: ConfirmRequest, progress: Progress) -> LanguageModel:
@@ -132,7 +117,7 @@ def _same_model(record: ModelRecord, profile: Profile, request: ConfirmRequest, 
     model = load_model(
         None if record.name == EMBEDDED else record.name,
         device=resolve_device(env.device),
-        dtype=record.dtype,
+        dtype=record.dtype or "auto",
         trust_remote_code=request.trust_remote_code,
         say=progress.say,
     )
@@ -141,28 +126,29 @@ def _same_model(record: ModelRecord, profile: Profile, request: ConfirmRequest, 
     return model
 
 
-def _draft(spec: str, target: LanguageModel, profile: Profile, request: ConfirmRequest, progress: Progress) -> Drafter:
-    draft = draft_spec(spec)
-    if draft.method == "ngram":
-        return NgramDrafter(min_tokens=draft.min_tokens, max_tokens=draft.max_tokens)
-    if draft.method == "layer_skip":
-        return DraftModel(first_layers(target, draft.layers))
-    record = next(draft.model for draft in profile.manifest.drafts if draft.spec == spec)
-    assert record is not None, "a draft model has a record"
-    return DraftModel(_same_model(record, profile, request, progress))
+def _drafts(target: LanguageModel, profile: Profile, request: ConfirmRequest, progress: Progress) -> dict[str, Drafter]:
+    """The drafts of the trials, their models as they were profiled."""
+    records = {draft.model.name: draft.model for draft in profile.manifest.drafts if draft.model}
+
+    def load(name: str) -> LanguageModel:
+        return _same_model(records[name], profile, request, progress)
+
+    specs = dict.fromkeys(trial.draft for trial in request.trials if trial.draft is not None)
+    return {spec: open_draft(draft_spec(spec), target, load) for spec in specs}
 
 
 def _decode_all(
     target: LanguageModel,
-    drafts: dict[str, Drafter],
+    drafts: Mapping[str, Drafter],
     prompts: Sequence[TapePrompt],
     profile: Profile,
     request: ConfirmRequest,
     progress: Progress,
 ) -> tuple[list[dict[str, object]], list[Continuation]]:
-    by_temperature: dict[float, list[Trial]] = {}
+    """The timed runs, and plain decoding's texts."""
+    by_temperature: dict[float, list[Choice]] = {}
     for trial in request.trials:
-        by_temperature.setdefault(trial.temperature, [Trial(temperature=trial.temperature)]).append(trial)
+        by_temperature.setdefault(trial.temperature, [plain(trial.temperature)]).append(trial)
     count = sum(map(len, by_temperature.values())) * len(prompts) * request.max_new_tokens
     progress.start("confirm", count, "tokens")
     rng = np.random.default_rng(request.seed)
@@ -179,53 +165,38 @@ def _decode_all(
             _by_turns(decoded, rng)
             progress.advance(len(trials) * request.max_new_tokens)
             runs += [run.row(prompt.id) for run in decoded]
-            continuations.append(
-                Continuation(
-                    prompt_id=prompt.id,
-                    prompt_token_ids=prompt.token_ids,
-                    token_ids=decoded[0].written,
-                    sampling=sampling,
-                )
-            )
+            continuations.append(decoded[0].continuation(prompt, sampling))
     return runs, continuations
 
 
 class _Read:
     """A prompt that target and drafts have read, once for all its runs."""
 
-    def __init__(self, target: LanguageModel, drafts: dict[str, Drafter], prompt: TapePrompt) -> None:
+    def __init__(self, target: LanguageModel, drafts: Mapping[str, Drafter], prompt: TapePrompt) -> None:
         self._target, self._prompt = target, prompt
-        self._sequence = ModelScorer(target).open()
-        self._sequence.read(prompt.token_ids[:-1])
         idle = np.random.default_rng(0)
-        self._draftings: dict[str | None, Drafting] = {spec: draft.open(idle) for spec, draft in drafts.items()}
+        self._draftings = {spec: draft.open(idle) for spec, draft in drafts.items()}
+        layers = sorted({layer for draft in drafts.values() for layer in draft.layers})
+        self._sequence = read_prompt(ModelScorer(target), self._draftings.values(), prompt.token_ids, layers)
         for drafting in self._draftings.values():
-            drafting.propose(prompt.token_ids, 1, Sampling())
-        self._draftings[None] = NgramDrafter()  # plain decoding asks for nothing
+            drafting.propose(prompt.token_ids, chain(1), Sampling())
 
     def runs(
-        self, trials: Sequence[Trial], sampling: Sampling, max_new_tokens: int, rng: np.random.Generator
+        self, trials: Sequence[Choice], sampling: Sampling, max_new_tokens: int, rng: np.random.Generator
     ) -> list["_Run"]:
         """One run for each trial."""
         return [
-            _Run(
-                self._target,
-                speculative_rounds(
-                    self._sequence.fork(),
-                    self._draftings[trial.draft].fork(own),
-                    token_ids,
-                    trial.num_speculative_tokens,
-                    sampling,
-                    own,
-                    self._target.name,
-                ),
-                token_ids,
-                trial,
-                max_new_tokens,
-            )
+            self._run(trial, sampling, max_new_tokens, own)
             for trial, own in zip(trials, rng.spawn(len(trials)), strict=True)
-            for token_ids in [list(self._prompt.token_ids)]
         ]
+
+    def _run(self, trial: Choice, sampling: Sampling, max_new_tokens: int, rng: np.random.Generator) -> "_Run":
+        token_ids = list(self._prompt.token_ids)
+        drafting = None if trial.draft is None else self._draftings[trial.draft].fork(rng)
+        rounds = speculative_rounds(
+            self._sequence.fork(), drafting, token_ids, trial.shape, sampling, rng, self._target.name
+        )
+        return _Run(self._target, rounds, token_ids, trial, max_new_tokens)
 
 
 def _by_turns(runs: Sequence["_Run"], rng: np.random.Generator) -> None:
@@ -245,7 +216,7 @@ class _Run:
         target: LanguageModel,
         rounds: Iterator[Round],
         token_ids: list[int],
-        trial: Trial,
+        trial: Choice,
         max_new_tokens: int,
     ) -> None:
         self._trial, self._limit, self._device = trial, max_new_tokens, target.device
@@ -261,6 +232,12 @@ class _Run:
         tokens = self._token_ids[self._first :][: self._limit]
         end = next((place for place, token in enumerate(tokens) if token in self._ends), len(tokens))
         return tokens[: end + 1]
+
+    def continuation(self, prompt: TapePrompt, sampling: Sampling) -> Continuation:
+        """The text as evidence is collected on it."""
+        return Continuation(
+            prompt_id=prompt.id, prompt_token_ids=prompt.token_ids, token_ids=self.written, sampling=sampling
+        )
 
     def take_turn(self) -> None:
         """Decode some more tokens against the clock."""
@@ -282,11 +259,14 @@ class _Run:
             torch.cuda.synchronize(self._device)
 
     def row(self, prompt_id: str) -> dict[str, object]:
-        """As profile.RUNS_SCHEMA has it."""
+        """As schemas.RUNS has it."""
         return {
             "draft": self._trial.draft,
-            "num_speculative_tokens": self._trial.num_speculative_tokens,
+            "depth": self._trial.shape.depth,
+            "nodes": self._trial.shape.nodes,
             "temperature": self._trial.temperature,
+            "engine": OWN_ENGINE,
+            "mode": EAGER,
             "prompt_id": prompt_id,
             "tokens": len(self.written),
             "rounds": self._count,

@@ -3,8 +3,9 @@
 Cells are timed in shuffled passes, so that a drift of the machine touches all alike; raw samples are kept.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -12,23 +13,37 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from spectune.choice import Shape, chain
 from spectune.drafting import Drafter
-from spectune.drafting.draft_model import DraftModel
-from spectune.measure import Progress
+from spectune.drafting_spec import method_of
+from spectune.measure import EAGER, OWN_ENGINE, Progress
 from spectune.measure.rounds import Stopwatch, TimedRounds
 from spectune.models.loading import LanguageModel
 from spectune.models.sampling import Sampling
-from spectune.models.scoring import ModelSequence
+from spectune.models.scoring import Repeatable, repeatable_forwards
+from spectune.profile import schemas
 from spectune.profile.costs import FORWARDS, KNOWN_WITHIN
 from spectune.profile.manifest import Load
 from spectune.stats import median_half_width, steady_seconds
 
-ROUND_DEPTHS = (1, 2, 4)  # and the largest K: the overhead is taken from 1 and 4, the others judge it
 FEWEST_PASSES = 6  # below six samples the median has no interval
+USUAL_WARM_UP_PASSES = 4
 _MOST_WARM_UP_PASSES = 5
 _OFTEN = 4  # times in each pass
 _BURST = 2  # plain steps timed after one another, behind one that is not
 _REFERENCE_WIDTH = 4096  # 64 MiB in float32: more than caches hold
+PLAIN_STEPS_OF_A_PASS = _OFTEN // _BURST * (1 + _BURST)
+
+
+def verify_sizes(max_k: int, main: bool) -> list[int]:
+    """The n at which a target's forward is timed: every one at the main load, few at others."""
+    sizes = range(1, max_k + 2)
+    return list(sizes) if main else sorted({1, 2, 3, 5, max_k + 1} & set(sizes))
+
+
+def round_shapes(max_k: int) -> list[Shape]:
+    """The rounds that are timed whole: the overhead is taken from K = 1 and 4, the others judge it."""
+    return [chain(k) for k in sorted({1, 2, 4, max_k}) if k <= max_k]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +51,12 @@ class Cell:
     """Something to time: `run` does it once and returns the seconds of each of its parts."""
 
     parts: tuple[str, ...]
-    tokens: int
+    tokens: int  # n of the forward, of a round those that the target verifies
     run: Callable[[], tuple[float, ...]]
     load: Load
     draft: str | None = None
     temperature: float | None = None
+    draft_steps: int | None = None  # of a round
 
     @property
     def forward(self) -> bool:
@@ -66,9 +82,9 @@ class CostSettings:
 
 
 def cost_table(
-    target: LanguageModel, drafts: dict[str, Drafter], settings: CostSettings, progress: Progress
+    target: LanguageModel, drafts: Mapping[str, Drafter], settings: CostSettings, progress: Progress
 ) -> pd.DataFrame:
-    """Raw samples as profile.COSTS_SCHEMA has them.
+    """Raw samples as schemas.COSTS has them.
 
     Passes go on until every median is known within ±3% or the budget ends; a real round drops out as soon as
     its overhead is known.
@@ -145,6 +161,9 @@ class _Samples:
                     "part": part,
                     "draft": cell.draft,
                     "temperature": cell.temperature,
+                    "engine": OWN_ENGINE,
+                    "mode": EAGER,
+                    "draft_steps": cell.draft_steps,
                     "tokens": cell.tokens,
                     "batch": cell.load.batch,
                     "context_tokens": cell.load.context_tokens,
@@ -154,8 +173,9 @@ class _Samples:
                 for index, number, values in sorted(self._rows, key=lambda row: (row[0], row[1]))
                 for cell in [self._cells[index]]
                 for part, seconds in zip(cell.parts, values, strict=True)
-            ]
-        )
+            ],
+            columns=schemas.COSTS.names,
+        ).astype({"draft_steps": "Int32"})
 
 
 def _bursts(cell: Cell) -> int:
@@ -167,83 +187,53 @@ def _plain(cell: Cell) -> bool:
     return cell.parts[0] == "cost_p" and cell.tokens == 1
 
 
-def _cells(target: LanguageModel, drafts: dict[str, Drafter], settings: CostSettings) -> list[Cell]:
-    main, *others = settings.loads
-    cells = _cells_at(main, range(1, settings.max_k + 2), target, drafts, settings)
-    cells += _reference_cells(target, settings)
-    cells += _round_cells(None, None, target, [0], settings)
-    depths = sorted({*ROUND_DEPTHS, settings.max_k} & set(range(1, settings.max_k + 1)))
+def _cells(target: LanguageModel, drafts: Mapping[str, Drafter], settings: CostSettings) -> list[Cell]:
+    cells = _reference_cells(target, settings) + _round_cells(None, None, target, [chain(0)], settings)
+    for place, load in enumerate(settings.loads):
+        context = settings.context(load)
+        forwards = repeatable_forwards(target, context, load.batch, verify_sizes(settings.max_k, place == 0))
+        cells += _forward_cells("cost_p", None, forwards, load, target)
+        for spec, drafter in drafts.items():
+            proposing = drafter.work(context, load.batch, chain(settings.max_k), settings.samplings[0])
+            cells += _forward_cells("cost_q", spec, proposing, load, target)
     for spec, drafter in drafts.items():
-        cells += _round_cells(spec, drafter if isinstance(drafter, DraftModel) else None, target, depths, settings)
-    sizes = sorted({1, 2, 3, 5, settings.max_k + 1} & set(range(1, settings.max_k + 2)))
-    for load in others:
-        cells += _cells_at(load, sizes, target, drafts, settings)
-    return cells
-
-
-def _cells_at(
-    load: Load, sizes: Sequence[int], target: LanguageModel, drafts: dict[str, Drafter], settings: CostSettings
-) -> list[Cell]:
-    cells = _forward_cells("cost_p", None, target, sizes, load, settings)
-    for spec, drafter in drafts.items():
-        if isinstance(drafter, DraftModel):
-            # two tokens at once: what a step costs after a round whose proposals were all accepted
-            cells += _forward_cells("cost_q", spec, drafter.model, (1, 2), load, settings)
-        else:
-            cells.append(_lookup_cell(spec, drafter, load, settings))
+        proposing_in_rounds = drafter if method_of(spec).cost == "step" else None
+        cells += _round_cells(spec, proposing_in_rounds, target, round_shapes(settings.max_k), settings)
     return cells
 
 
 def _forward_cells(
-    part: str, draft: str | None, model: LanguageModel, sizes: Sequence[int], load: Load, settings: CostSettings
+    part: str, draft: str | None, work: Mapping[int, Repeatable], load: Load, target: LanguageModel
 ) -> list[Cell]:
-    context, stopwatch = settings.context(load), Stopwatch(model.device)
-    sequence = ModelSequence(model, rows=load.batch)
-    sequence.read(context)
+    stopwatch = Stopwatch(target.device)
 
-    def run(size: int) -> tuple[float]:
-        seconds = stopwatch.seconds(lambda: sequence.extend(context[:size]))
-        sequence.crop(len(context))
+    def run(timed: Repeatable) -> tuple[float]:
+        seconds = stopwatch.seconds(timed.run)
+        timed.undo()
         return (seconds,)
 
-    return [
-        Cell(parts=(part,), draft=draft, tokens=n, load=load, run=lambda n=n: run(n))  # type: ignore[misc]
-        for n in sizes
-    ]
+    return [Cell(parts=(part,), draft=draft, tokens=n, load=load, run=partial(run, timed)) for n, timed in work.items()]
 
 
 def _reference_cells(target: LanguageModel, settings: CostSettings) -> list[Cell]:
     """A product that no model and no code of ours takes part in, over as many rows as a plain step and a round have:
     how fast the machine itself was, so that two profiles of it can be compared.
     """
-    stopwatch, main = Stopwatch(target.device), settings.loads[0]
     weight = torch.ones(_REFERENCE_WIDTH, _REFERENCE_WIDTH, dtype=target.dtype, device=target.device)
 
-    def run(count: int) -> tuple[float]:
-        rows: Tensor = weight[:count]
-        return (stopwatch.seconds(lambda: torch.nn.functional.linear(rows, weight)),)
+    def product(rows: Tensor) -> Tensor:
+        return torch.nn.functional.linear(rows, weight)
 
-    return [
-        Cell(parts=("reference",), tokens=n, load=main, run=lambda n=n: run(n))  # type: ignore[misc]
-        for n in sorted({1, settings.max_k + 1})
-    ]
-
-
-def _lookup_cell(spec: str, drafter: Drafter, load: Load, settings: CostSettings) -> Cell:
-    drafting = drafter.open(np.random.default_rng(settings.seed))
-    context = settings.context(load)
-
-    def run() -> tuple[float]:
-        began = perf_counter()
-        for _ in range(load.batch):
-            drafting.propose(context, settings.max_k, settings.samplings[0])
-        return (perf_counter() - began,)
-
-    return Cell(parts=("cost_q",), draft=spec, tokens=1, load=load, run=run)
+    work = {n: Repeatable(run=partial(product, weight[:n])) for n in sorted({1, settings.max_k + 1})}
+    return _forward_cells("reference", None, work, settings.loads[0], target)
 
 
 def _round_cells(
-    spec: str | None, drafter: DraftModel | None, target: LanguageModel, depths: Sequence[int], settings: CostSettings
+    spec: str | None,
+    drafter: Drafter | None,
+    target: LanguageModel,
+    shapes: Sequence[Shape],
+    settings: CostSettings,
 ) -> list[Cell]:
     """Real rounds at the main load, greedy and (where asked for) sampled: what their forwards leave, and the whole."""
     measured = {sampling.greedy: sampling for sampling in reversed(settings.samplings)}
@@ -254,10 +244,11 @@ def _round_cells(
             parts=("overhead", "round"),
             draft=spec,
             temperature=sampling.temperature,
-            tokens=k,
+            draft_steps=shape.depth,
+            tokens=shape.verified_tokens,
             load=main,
-            run=lambda k=k, sampling=sampling: rounds.seconds(k, sampling),  # type: ignore[misc]
+            run=partial(rounds.seconds, shape, sampling),
         )
         for sampling in measured.values()
-        for k in depths
+        for shape in shapes
     ]

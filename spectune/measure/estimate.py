@@ -9,10 +9,16 @@ from time import perf_counter
 import torch
 
 from spectune.checkpoints.size import ModelSize, hub_size, model_size
-from spectune.drafting_spec import draft_spec, measured_draft
+from spectune.drafting_spec import measured_draft, method_of
 from spectune.errors import ConfigError
-from spectune.measure.cost import FEWEST_PASSES, ROUND_DEPTHS
-from spectune.measure.tape import ROWS_PER_BATCH
+from spectune.measure.cost import (
+    FEWEST_PASSES,
+    PLAIN_STEPS_OF_A_PASS,
+    USUAL_WARM_UP_PASSES,
+    round_shapes,
+    verify_sizes,
+)
+from spectune.measure.recording import ROWS_PER_BATCH
 from spectune.models.devices import free_bytes, resolve_device, resolve_dtype
 from spectune.models.loading import EMBEDDED, embedded_gguf, unpacked_folder
 from spectune.profile.run import Run
@@ -23,9 +29,6 @@ _TEMPLATE_TOKENS = 20
 _RUNTIME_BYTES = 700e6  # the libraries themselves
 _LOAD_BYTES_PER_S = 0.6e9
 _START_S = 6.0  # importing the libraries
-_OFTEN = 5  # plain steps of a pass beyond the first
-_FEW_SIZES = 5  # of a load beside the main one
-_WARM_UP_PASSES = 4  # of up to six
 _TEST_ROWS, _TEST_INPUTS, _TEST_OUTPUTS = 64, 2048, 8192
 
 
@@ -59,7 +62,7 @@ def estimate_run(run: Run) -> Estimate:
     drafts = [(spec, *_draft_size(spec, target)) for spec in run.draft]
     prompts = [_tokens(prompt) for prompt in load_workload(run.workload).profiled]
     temperatures = len(set(run.temperature)) or 2
-    own = [size for spec, size, _ in drafts if draft_spec(spec).method != "layer_skip"]
+    own = [size for spec, size, _ in drafts if method_of(spec).weights != "target"]
     seconds = {
         "load": _load_s([target, *own], unpacking + sum(d[2] for d in drafts), dtype.itemsize),
         "record": 0.0
@@ -68,7 +71,7 @@ def estimate_run(run: Run) -> Estimate:
         "replay": sum(
             machine.seconds(size.parameters, (prompt + run.max_new_tokens) * temperatures, dtype.itemsize)
             for spec, size, _ in drafts
-            if draft_spec(spec).method != "ngram"
+            if method_of(spec).weights != "none"
             for prompt in prompts
         ),
         "costs": _costs_s(target, [d[1] for d in drafts], run, machine, dtype.itemsize),
@@ -98,10 +101,10 @@ def _sized(spec: str | None) -> tuple[ModelSize, float]:
 
 
 def _draft_size(spec: str, target: ModelSize) -> tuple[ModelSize, float]:
-    method = measured_draft(spec).method
-    if method == "ngram":
+    weights = method_of(measured_draft(spec).text).weights
+    if weights == "none":
         return ModelSize(parameters=0, stored_bytes=0, vocab_size=0, cached_values=0), 0.0
-    return (target, 0.0) if method == "layer_skip" else _sized(spec)
+    return (target, 0.0) if weights == "target" else _sized(spec)
 
 
 def _load_s(sizes: Sequence[ModelSize], unpacked_bytes: float, itemsize: int) -> float:
@@ -116,15 +119,15 @@ def _costs_s(target: ModelSize, drafts: Sequence[ModelSize], run: Run, machine: 
     """
     loads = len({1, *run.batch}) * (1 + len(set(run.context)))
     step = machine.seconds(target.parameters, 1, itemsize)
-    forwards = (run.max_k + 1 + _OFTEN + _FEW_SIZES * (loads - 1)) * step
+    main, others = (len(verify_sizes(run.max_k, main)) for main in (True, False))
+    forwards = (main - 1 + PLAIN_STEPS_OF_A_PASS + others * (loads - 1)) * step
     rounds = step
     for size in drafts:
         proposed = machine.seconds(size.parameters, 1, itemsize)
         forwards += 2 * loads * proposed
-        depths = [k for k in {*ROUND_DEPTHS, run.max_k} if k <= run.max_k]
-        rounds += sum(step + k * proposed for k in depths)
+        rounds += sum(step + shape.depth * proposed for shape in round_shapes(run.max_k))
     rounds *= min(2, len(set(run.temperature)) or 2)
-    return max(run.budget_s, FEWEST_PASSES * (forwards + rounds)) + rounds + _WARM_UP_PASSES * forwards
+    return max(run.budget_s, FEWEST_PASSES * (forwards + rounds)) + rounds + USUAL_WARM_UP_PASSES * forwards
 
 
 def _record_s(
@@ -147,7 +150,7 @@ def _memory(
     loads = target.cached_values * max([1, *run.batch]) * max([0, *run.context]) * itemsize
     logits = 3 * 8.0 * together * target.vocab_size  # a few float64 copies of a step's law
     weights = sum(size.parameters for size in (target, *drafts)) * itemsize
-    return weights + 1.3 * cached + loads + logits + _RUNTIME_BYTES
+    return float(weights + 1.3 * cached + loads + logits + _RUNTIME_BYTES)
 
 
 def _tested(device: torch.device, dtype: torch.dtype) -> _Machine:

@@ -13,30 +13,29 @@ import pandas as pd
 
 import spectune
 from spectune.errors import ProfileError
-from spectune.measure import Progress
+from spectune.measure import OWN_ENGINE, Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.cost import CostSettings, cost_table
-from spectune.measure.environment import environment, model_record
+from spectune.measure.environment import environment
 from spectune.measure.preparation import Prepared, ProfileRequest, check_run, prepare
+from spectune.measure.recording import batches
 from spectune.measure.shards import Shards
 from spectune.measure.tape import (
-    batches,
     continuations,
     held_out_table,
-    record_tape,
     repeating_rows,
     tape_table,
     without_text,
 )
+from spectune.profile import schemas
 from spectune.profile.costs import KNOWN_WITHIN, CostCells
-from spectune.profile.manifest import SCHEMA_VERSION, Load, Notice
+from spectune.profile.manifest import Load, Notice
 from spectune.profile.run import Run, differences
-from spectune.profile.store import COSTS_SCHEMA, TAPE_SCHEMA, Profile, load_profile, save_profile
+from spectune.profile.store import Profile, load_profile, save_profile
 from spectune.profile.tables import to_arrow
 
 log = logging.getLogger("spectune")
 
-ENGINE = "spectune"
 _MANY_REPEATS = 0.1
 _RANDOM_NATS = 7.0  # a token of the prompt, to the target; text that people write has 2 to 5
 _LASTING = ("hardware", "device", "threads", "dtype", "versions")
@@ -65,11 +64,11 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
         tape = _tape(request.run, prepared, shards, progress)
     with _timed("replay"):
         texts = continuations(tape, prepared.samplings)
-        acceptance = acceptance_table(prepared.drafts, texts, request.run.max_k, progress, shards)
+        acceptance = acceptance_table(prepared.target, prepared.drafts, texts, request.run.max_k, progress, shards)
     settings = _cost_settings(request.run, prepared, tape)
     with _timed("costs"):
         costs = shards.kept(
-            "costs", COSTS_SCHEMA, lambda: cost_table(prepared.target, prepared.drafts, settings, progress)
+            "costs", schemas.COSTS, lambda: cost_table(prepared.timed, prepared.drafts, settings, progress)
         )
     manifest = _manifest(request, prepared, tape, settings, costs)
     tables = {"tape": tape, "acceptance": acceptance, "costs": costs, "held_out": held_out_table(prepared.held_out)}
@@ -109,9 +108,9 @@ def _identity(run: Run, prepared: Prepared) -> dict[str, Any]:
         "run": differences(Run(), run),
         "spectune version": spectune.__version__,
         "workload": prepared.workload.hash,
-        "target": model_record(prepared.target).model_dump(),
+        "target": prepared.target.record.model_dump(),
         "draft": [record.model_dump() for record in prepared.records],
-        "machine": environment(prepared.target).model_dump(include=set(_LASTING)),
+        "machine": environment(prepared.timed).model_dump(include=set(_LASTING)),
         "tape": _texts(load_profile(Path(run.tape))) if run.tape else None,
     }
 
@@ -151,9 +150,9 @@ def _tape(run: Run, prepared: Prepared, shards: Shards, progress: Progress) -> p
         parts.append(
             shards.kept(
                 name,
-                TAPE_SCHEMA,
+                schemas.TAPE,
                 lambda mine=mine, rows=rows: tape_table(  # type: ignore[misc]
-                    record_tape(prepared.target, mine, prepared.samplings, run.max_new_tokens, run.seed, progress),
+                    prepared.target.continued(mine, prepared.samplings, run.max_new_tokens, run.seed, progress),
                     limited,
                     rows,
                 ),
@@ -168,13 +167,14 @@ def _recorded_before(directory: Path, run: Run, prepared: Prepared) -> pd.DataFr
     Raises: ProfileError naming what differs.
     """
     there = load_profile(directory)
-    settings, target = there.manifest.settings, model_record(prepared.target)
+    settings, target = there.manifest.settings, prepared.target.record
+    defaults = prepared.target.defaults
     tape: pd.DataFrame = there.tape.to_pandas()
     prompts = [prompt for prompt in prepared.prompts for _ in prepared.samplings]
     same = {
         "target": target.model_dump(exclude={"name"}) == there.manifest.target.model_dump(exclude={"name"}),
         "temperatures": [sampling.temperature for sampling in prepared.samplings] == settings.temperatures,
-        "top_p or top_k": (prepared.defaults.top_p, prepared.defaults.top_k) == (settings.top_p, settings.top_k),
+        "top_p or top_k": (defaults.top_p, defaults.top_k) == (settings.top_p, settings.top_k),
         "length of texts": run.max_new_tokens == settings.max_new_tokens,
         "prompts": [prompt.id for prompt in prompts] == tape["prompt_id"].tolist(),
     }
@@ -201,7 +201,7 @@ class _timed:  # noqa: N801 - reads as a statement
 
 def _cost_settings(run: Run, prepared: Prepared, tape: pd.DataFrame) -> CostSettings:
     """Costs are taken on the recorded sequence of median length; the main context is a typical one of the tape."""
-    written = tape["token_ids"].map(len)
+    written = tape["tokens"]
     middle = tape.loc[(tape["prompt_tokens"] + written).sort_values(kind="stable").index[len(tape) // 2]]
     text = [int(token) for token in (*middle["prompt_token_ids"], *middle["token_ids"])]
     # tokens that a step finds cached, on average over all steps of the tape
@@ -226,13 +226,13 @@ def _manifest(
     request: ProfileRequest, prepared: Prepared, tape: pd.DataFrame, cost_settings: CostSettings, costs: pd.DataFrame
 ) -> dict[str, Any]:
     repeating = repeating_rows(tape)
-    workload, run = prepared.workload, request.run
+    workload, run, defaults = prepared.workload, request.run, prepared.target.defaults
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": schemas.SCHEMA_VERSION,
         "spectune_version": spectune.__version__,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": run.seed,
-        "environment": environment(prepared.target).model_dump(),
+        "environment": environment(prepared.timed).model_dump(),
         "workload": {
             "name": workload.name,
             "hash": workload.hash,
@@ -241,24 +241,24 @@ def _manifest(
             "categories": workload.categories,
             "chat_template_digest": prepared.target.chat_template_digest,
         },
-        "target": model_record(prepared.target).model_dump(),
+        "target": prepared.target.record.model_dump(),
         "drafts": [record.model_dump() for record in prepared.records],
         "settings": {
             "temperatures": [sampling.temperature for sampling in prepared.samplings],
-            "default_temperature": prepared.defaults.temperature,
-            "top_p": prepared.defaults.top_p,
-            "top_k": prepared.defaults.top_k,
+            "default_temperature": defaults.temperature,
+            "top_p": defaults.top_p,
+            "top_k": defaults.top_k,
             "max_k": run.max_k,
             "max_new_tokens": run.max_new_tokens,
             "limit_tokens": run.limit_tokens,
             "loads": [load.model_dump() for load in cost_settings.loads],
             "budget_s": run.budget_s,
-            "engine": ENGINE,
+            "engine": OWN_ENGINE,
             "command": request.command,
         },
         "counts": {
             "continuations": len(tape),
-            "tokens": int(tape["logprobs"].map(len).sum()),
+            "tokens": int(tape["tokens"].sum()),
             "skipped_prompts": prepared.skipped,
             "ended": int((tape["end"] == "eos").sum()),
             "repeating": repeating,
@@ -282,7 +282,7 @@ def _notices(
             message = f"{count} of {per_temperature} continuations at T = {temperature} repeat an 8-gram"
             advice = "n-gram looks better here than on varied text"
             found.append(Notice(code="repeats", message=message, advice=advice))
-    cells = CostCells.of(to_arrow(costs, COSTS_SCHEMA))
+    cells = CostCells.of(to_arrow(costs, schemas.COSTS))
     cell, width = cells.noisiest
     if width > KNOWN_WITHIN:
         known = f"within ±{width:.1%} only" if width < float("inf") else "too few times to tell its spread"
@@ -291,7 +291,7 @@ def _notices(
         message = f"{which}; the worst, {cell}, {known}"
         advice = f"a longer --budget-s than {run.budget_s:g} settles it, on a quiet machine"
         found.append(Notice(code="noise", message=message, advice=advice))
-    for name, value in prepared.defaults.not_applied.items():
+    for name, value in prepared.target.defaults.not_applied.items():
         message = f"the target's generation_config sets {name} = {value}, which was not applied"
         found.append(Notice(code="sampling", message=message, advice="engines that apply it sample from another law"))
     return found

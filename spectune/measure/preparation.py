@@ -2,30 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import spectune
-from spectune.drafting import Drafter
-from spectune.drafting.draft_model import DraftModel
-from spectune.drafting.layer_skip import first_layers
-from spectune.drafting.ngram import NgramDrafter
+from spectune.choice import LONGEST_MEASURED
+from spectune.drafting import Drafter, open_draft
 from spectune.drafting_spec import DEFAULT_DRAFT, draft_spec, measured_draft
 from spectune.errors import ConfigError, ProfileError
 from spectune.measure import Progress
 from spectune.measure.environment import environment, model_record
+from spectune.measure.source import LocalTarget, TextSource
 from spectune.measure.tape import TapePrompt
 from spectune.models.devices import resolve_device
-from spectune.models.loading import (
-    LanguageModel,
-    SamplingDefaults,
-    load_model,
-    prompt_token_ids,
-    require_same_tokenizer,
-    sampling_defaults,
-)
+from spectune.models.loading import LanguageModel, SamplingDefaults, load_model
 from spectune.models.sampling import Sampling
 from spectune.profile.manifest import DraftRecord, Notice
 from spectune.profile.run import Run
@@ -47,12 +40,12 @@ class ProfileRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Models in memory, prompts as tokens."""
+    """What texts come from, models in memory, prompts as tokens."""
 
-    target: LanguageModel
+    target: TextSource
+    timed: LanguageModel  # whose forwards the costs are
     drafts: dict[str, Drafter]
     records: list[DraftRecord]
-    defaults: SamplingDefaults
     samplings: list[Sampling]
     workload: Workload
     prompts: list[TapePrompt]
@@ -73,8 +66,8 @@ def recorded_with(directory: Path) -> dict[str, Any]:
 def check_run(request: ProfileRequest) -> None:
     """Refuse what makes no sense before anything loads. Raises: ConfigError; ProfileError."""
     run = request.run
-    if not 1 <= run.max_k <= 64:
-        raise ConfigError(f"--max-k is {run.max_k}", "give a whole number from 1 to 64")
+    if not 1 <= run.max_k <= LONGEST_MEASURED:
+        raise ConfigError(f"--max-k is {run.max_k}", f"give a whole number from 1 to {LONGEST_MEASURED}")
     if run.max_new_tokens <= run.max_k:
         problem = f"--max-new-tokens {run.max_new_tokens} leaves no complete round at K = {run.max_k}"
         raise ConfigError(problem, f"give more than --max-k, best at least {8 * run.max_k}")
@@ -99,16 +92,12 @@ def prepare(run: Run, progress: Progress) -> Prepared:
     """Load the models, read the workload, say what will be measured. Raises: SpectuneError."""
     workload = load_workload(run.workload)
     specs = list(dict.fromkeys(measured_draft(spec).text for spec in run.draft or [DEFAULT_DRAFT]))
-    device = resolve_device(run.device)
-    target = _load(run.target, device, run, progress)
-    drafts, records = _open_drafts(specs, target, run, progress)
-    defaults = sampling_defaults(target)
-    chosen = run.temperature or sorted({0.0, 1.0, *([defaults.temperature] if defaults.temperature else [])})
-    samplings = [
-        Sampling(temperature=temperature, top_p=defaults.top_p, top_k=defaults.top_k)
-        for temperature in dict.fromkeys(chosen)
-    ]
-    limit = min([target.max_positions, *(record.model.max_positions for record in records if record.model)])
+    load = partial(_load, resolve_device(run.device), run, progress)
+    model = load(run.target)
+    drafts = {spec: open_draft(draft_spec(spec), model, load) for spec in specs}
+    target = LocalTarget(model)
+    samplings = _samplings(run, target.defaults)
+    limit = min(one.max_positions for one in [model, *(draft.model for draft in drafts.values() if draft.model)])
     if run.context and max(run.context) + run.max_k + 1 > limit:
         raise ConfigError(f"--context {max(run.context)} does not fit the models' {limit} positions", "give less")
     room = limit - run.max_new_tokens - run.max_k - 1
@@ -117,14 +106,14 @@ def prepare(run: Run, progress: Progress) -> Prepared:
     if not prompts:
         problem = f"no prompt fits the context: {max(room, 0)} tokens are left for it"
         raise ConfigError(problem, "use shorter prompts, or models with more positions")
-    progress.say(_headline(target, workload, samplings, run, specs))
+    progress.say(_headline(model, workload, samplings, run, specs))
     if line := too_few(len(prompts)):
         progress.say(line)
     return Prepared(
         target=target,
+        timed=model,
         drafts=drafts,
-        records=records,
-        defaults=defaults,
+        records=[_record(spec, draft) for spec, draft in drafts.items()],
         samplings=samplings,
         workload=workload,
         prompts=prompts,
@@ -134,40 +123,32 @@ def prepare(run: Run, progress: Progress) -> Prepared:
     )
 
 
-def _load(spec: str | None, device: torch.device, run: Run, progress: Progress) -> LanguageModel:
+def _load(device: torch.device, run: Run, progress: Progress, spec: str | None) -> LanguageModel:
     return load_model(spec, device=device, dtype=run.dtype, trust_remote_code=run.trust_remote_code, say=progress.say)
 
 
-def _open_drafts(
-    specs: list[str], target: LanguageModel, run: Run, progress: Progress
-) -> tuple[dict[str, Drafter], list[DraftRecord]]:
-    drafts: dict[str, Drafter] = {}
-    records: list[DraftRecord] = []
-    for spec in specs:
-        draft = draft_spec(spec)
-        if draft.method == "ngram":
-            low, high = draft.min_tokens, draft.max_tokens
-            drafts[spec] = NgramDrafter(min_tokens=low, max_tokens=high)
-            records.append(DraftRecord(spec=spec, method="ngram", model=None, min_tokens=low, max_tokens=high))
-            continue
-        if draft.method == "layer_skip":
-            model = first_layers(target, draft.layers)
-            records.append(DraftRecord(spec=spec, method="layer_skip", model=model_record(model), layers=draft.layers))
-        else:
-            model = _load(spec, target.device, run, progress)
-            require_same_tokenizer(target, model)
-            records.append(DraftRecord(spec=spec, method="draft_model", model=model_record(model)))
-        drafts[spec] = DraftModel(model, target if run.overlap else None)
-    return drafts, records
+def _record(spec: str, draft: Drafter) -> DraftRecord:
+    return DraftRecord(
+        spec=spec, method=draft_spec(spec).method, model=None if draft.model is None else model_record(draft.model)
+    )
+
+
+def _samplings(run: Run, defaults: SamplingDefaults) -> list[Sampling]:
+    """The temperatures asked for, by default greedy, 1 and the target's own; top-p and top-k as it ships them."""
+    temperatures = run.temperature or sorted({0.0, 1.0, *([defaults.temperature] if defaults.temperature else [])})
+    return [
+        Sampling(temperature=temperature, top_p=defaults.top_p, top_k=defaults.top_k)
+        for temperature in dict.fromkeys(temperatures)
+    ]
 
 
 def _fitting(
-    prompts: Sequence[Prompt], target: LanguageModel, room: int
+    prompts: Sequence[Prompt], target: TextSource, room: int
 ) -> tuple[list[TapePrompt], list[tuple[str, int]]]:
     """Prompts as tokens, and where those stand that are too long, with their tokens."""
     fitting, too_long = [], []
     for prompt in prompts:
-        token_ids = prompt_token_ids(target, prompt.messages)
+        token_ids = target.prompt_token_ids(prompt.messages)
         if len(token_ids) <= room:
             fitting.append(TapePrompt(id=prompt.id, category=prompt.category, token_ids=token_ids))
         else:

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectune.decoding.decode import speculative_rounds
-from spectune.drafting import Drafting, Proposal
-from spectune.drafting.draft_model import DraftModel
+from spectune.choice import Shape
+from spectune.decoding.decode import read_prompt, speculative_rounds
+from spectune.drafting import Drafter, Drafting, Proposal
 from spectune.models.loading import LanguageModel
 from spectune.models.sampling import Sampling
-from spectune.models.scoring import CachedSequence, ModelScorer, Scorer
+from spectune.models.scoring import CachedSequence, Forward, ModelScorer, Scorer
 
 
 class Stopwatch:
@@ -39,69 +39,79 @@ class Stopwatch:
 class TimedRounds:
     """Real rounds from one context, with the time spent in forwards known."""
 
-    def __init__(self, target: LanguageModel, drafter: DraftModel | None, context: list[int], seed: int) -> None:
-        self._context = context
-        self._rng = np.random.default_rng(seed)
-        self._forwards = _ForwardClock(Stopwatch(target.device))
-        self._sequence = _TimedSequence(ModelScorer(target).open(), self._forwards)
-        self._sequence.extend(self._context[:-1])
-        self._drafting: Drafting = _Scripted()
-        if drafter is not None:
-            self._drafting = DraftModel(_TimedScorer(drafter.scorer, self._forwards)).open(self._rng)
-
-    def seconds(self, num_speculative_tokens: int, sampling: Sampling) -> tuple[float, float]:
-        """Seconds of one round outside its forwards, and of the whole round."""
-        self._forwards.spent_s = 0.0
-        token_ids = list(self._context)
-        rounds = speculative_rounds(
-            self._sequence, self._drafting, token_ids, num_speculative_tokens, sampling, self._rng
+    def __init__(self, target: LanguageModel, drafter: Drafter | None, context: list[int], seed: int) -> None:
+        """Without a drafter, proposals cost nothing."""
+        self._context, self._rng = context, np.random.default_rng(seed)
+        self._clock = _ForwardClock(Stopwatch(target.device))
+        self._drafting: Drafting = (
+            _Scripted() if drafter is None else drafter.through(self._clock.timed).open(self._rng)
         )
+        layers = () if drafter is None else drafter.layers
+        self._sequence = read_prompt(self._clock.timed(ModelScorer(target)), [self._drafting], context, layers)
+
+    def seconds(self, shape: Shape, sampling: Sampling) -> tuple[float, float]:
+        """Seconds of one round outside its forwards, and of the whole round."""
+        self._clock.spent_s = 0.0
+        token_ids = list(self._context)
+        rounds = speculative_rounds(self._sequence, self._drafting, token_ids, shape, sampling, self._rng)
         began = perf_counter()
         next(rounds)
         seconds = perf_counter() - began
-        self._sequence.crop(len(self._context) - 1)
-        return seconds - self._forwards.spent_s, seconds
+        self._sequence.keep(len(self._context) - 1)
+        return seconds - self._clock.spent_s, seconds
 
 
 class _ForwardClock:
+    """What forwards of all scorers passed through it have taken."""
+
     def __init__(self, stopwatch: Stopwatch) -> None:
-        self.stopwatch = stopwatch
+        self._stopwatch = stopwatch
         self.spent_s = 0.0
+
+    def timed(self, scorer: Scorer) -> Scorer:
+        return _TimedScorer(scorer, self)
+
+    def forward(self, work: Callable[[], Forward]) -> Forward:
+        forwards: list[Forward] = []
+        self.spent_s += self._stopwatch.seconds(lambda: forwards.append(work()))
+        return forwards[0]
+
+
+class _TimedScorer:
+    def __init__(self, scorer: Scorer, clock: _ForwardClock) -> None:
+        self._scorer, self._clock = scorer, clock
+        self.vocab_size, self.device = scorer.vocab_size, scorer.device
+
+    def open(self, layers: Sequence[int] = ()) -> CachedSequence:
+        return _TimedSequence(self._scorer.open(layers), self._clock)
 
 
 class _TimedSequence:
     def __init__(self, sequence: CachedSequence, clock: _ForwardClock) -> None:
-        self._sequence = sequence
-        self._clock = clock
+        self._sequence, self._clock = sequence, clock
 
-    def extend(self, token_ids: Sequence[int]) -> Tensor:
-        result: list[Tensor] = []
-        self._clock.spent_s += self._clock.stopwatch.seconds(lambda: result.append(self._sequence.extend(token_ids)))
-        return result[0]
+    def extend(self, token_ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Forward:
+        return self._clock.forward(lambda: self._sequence.extend(token_ids, positions, mask))
 
-    def crop(self, length: int) -> None:
-        self._sequence.crop(length)
+    def read(self, token_ids: Tensor) -> Forward:
+        return self._clock.forward(lambda: self._sequence.read(token_ids))
+
+    def keep(self, length: int, path: Tensor | None = None) -> None:
+        self._sequence.keep(length, path)
 
     def fork(self) -> CachedSequence:
         return _TimedSequence(self._sequence.fork(), self._clock)
 
 
-class _TimedScorer:
-    def __init__(self, scorer: Scorer, clock: _ForwardClock) -> None:
-        self._scorer = scorer
-        self._clock = clock
-        self.vocab_size = scorer.vocab_size
-
-    def open(self) -> CachedSequence:
-        return _TimedSequence(self._scorer.open(), self._clock)
-
-
 class _Scripted:
     """Proposes as many tokens as asked, at once: what is left of a round is the loop's own time."""
 
-    def propose(self, token_ids: Sequence[int], max_tokens: int, sampling: Sampling) -> Proposal:
+    def propose(self, token_ids: Sequence[int], shape: Shape, sampling: Sampling) -> Proposal:
         del sampling
-        return Proposal(draft_token_ids=list(token_ids[:max_tokens]))
+        return Proposal(draft_token_ids=torch.tensor(token_ids[: shape.nodes]))
+
+    def observe(self, committed: Forward) -> None:
+        pass
 
     def fork(self, rng: np.random.Generator) -> Drafting:
         del rng

@@ -51,3 +51,18 @@ def _with_room(used: Tensor, needed: int) -> Tensor:
 def new_cache() -> Cache:
     """An empty cache for any number of layers."""
     return Cache(layer_class_to_replicate=RoomyLayer)
+
+
+def cache_argument(cache: Cache) -> dict[str, Cache]:
+    """The cache under the name by which a network's forward takes it."""
+    return {"cache": cache}
+
+
+@torch.inference_mode()
+def keep_entries(cache: Cache, length: int, path: Tensor) -> None:
+    """Move the entries at `path`, [m] and ascending, counted from entry `length`, to where that begins."""
+    for layer in cache.layers:
+        for states in (layer.keys, layer.values):
+            if states is not None:
+                moved = states.index_select(-2, length + path.to(states.device))
+                states[..., length : length + len(path), :] = moved

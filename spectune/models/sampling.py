@@ -63,25 +63,47 @@ NO_MASS_LOGPROB = -1e4
 
 
 def log_probabilities(
-    probs: Tensor,  # [rows, vocab]
-    token_ids: Tensor,  # [rows, 1]
-) -> Tensor:  # [rows]
-    """Log of each row's probability of its token, NO_MASS_LOGPROB where it has none."""
-    return probs.gather(-1, token_ids)[:, 0].log().clamp(min=NO_MASS_LOGPROB)
+    logits: Tensor,  # [rows, vocab]
+    token_ids: Tensor,  # [rows]
+    sampling: Sampling,
+) -> Tensor:  # [rows] float64
+    """Log of the law's probability of each row's token, NO_MASS_LOGPROB where it has none."""
+    if sampling.greedy:
+        return NO_MASS_LOGPROB * (logits.argmax(-1) != token_ids).double()
+    return _log_at(probabilities(logits, sampling), token_ids)
+
+
+def drawn(
+    logits: Tensor,  # [rows, vocab]
+    sampling: Sampling,
+    uniforms: Tensor,  # [rows] in [0, 1)
+) -> tuple[Tensor, Tensor]:  # token ids and their log-probabilities, [rows] each
+    """A token of each row's law; greedy ones need no law."""
+    if sampling.greedy:
+        token_ids = logits.argmax(-1)
+        return token_ids, torch.zeros(len(token_ids), dtype=torch.float64, device=logits.device)
+    law = probabilities(logits, sampling)
+    token_ids = sample(law, uniforms)
+    return token_ids, _log_at(law, token_ids)
+
+
+def _log_at(law: Tensor, token_ids: Tensor) -> Tensor:
+    return law.gather(-1, token_ids[:, None])[:, 0].log().clamp(min=NO_MASS_LOGPROB)
 
 
 def sample(
-    probs: Tensor,  # [rows, vocab]
-    uniforms: Tensor,  # [rows] in [0, 1)
-) -> Tensor:  # [rows] token ids
+    law: Tensor,  # [..., vocab], not necessarily summing to 1
+    uniforms: Tensor,  # [...] in [0, 1)
+) -> Tensor:  # [...] token ids
     """Draw through the inverse CDF in token-id order: the same uniform and law give the same token.
 
     The uniform is scaled by the total and kept below it, so rounding never picks a token without mass.
     """
-    cumulative = probs.cumsum(-1)
-    total = cumulative[:, -1]
+    cumulative = law.cumsum(-1)
+    total = cumulative[..., -1]
     points = torch.minimum(uniforms.to(cumulative) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
+    token_ids = torch.searchsorted(cumulative, points[..., None], right=True)[..., 0]
+    return token_ids.clamp(max=law.shape[-1] - 1)  # of a law that is no number
 
 
 def uniform_stream(seed: int, key: str, count: int) -> NDArray[np.float64]:

@@ -1,27 +1,57 @@
-"""Logits of new tokens given cached ones: a single sequence that can be rolled back, and padded batches."""
+"""Logits of new tokens given cached ones, and the states behind them: a sequence that can be rolled back, and batches.
 
-from collections.abc import Sequence
+Ids, logits and features take leading row axes; a `ModelSequence` has one row, or as many equal ones.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from spectune.errors import ConfigError, DeviceError
-from spectune.models.kv_cache import new_cache
+from spectune.models.kv_cache import cache_argument, keep_entries, new_cache
 from spectune.models.loading import LanguageModel
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"  # names itself where memory runs out; its error has no type of its own
 
 
+Features = Mapping[int, Tensor]
+"""Hidden states by layer, [..., n, hidden] each; 0 is what enters the first layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a pass over n tokens gives: logits after each, and hidden states of the layers that were asked for."""
+
+    logits: Tensor  # [..., n, vocab]
+    features: Features = field(default_factory=dict)
+
+    def at(self, places: slice | Tensor) -> "Forward":
+        """The same of some of the tokens."""
+        features = {layer: states[..., places, :] for layer, states in self.features.items()}
+        return Forward(self.logits[..., places, :], features)
+
+
 class CachedSequence(Protocol):
     """One sequence and its cache."""
 
-    def extend(self, token_ids: Sequence[int]) -> Tensor:
-        """Append tokens; logits after each, [n, vocab]."""
+    def extend(self, token_ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Forward:
+        """Append tokens, [n]; the forward over them.
+
+        Of a tree, `positions`, [n], are their places in the text, and `mask`, [n, n], tells which of the others each
+        may attend to (True); all of them see what is cached. By default each follows the one before.
+        """
         ...
 
-    def crop(self, length: int) -> None:
-        """Forget everything from position `length` on."""
+    def read(self, token_ids: Tensor) -> Forward:
+        """As extend, with the logits after the last token only."""
+        ...
+
+    def keep(self, length: int, path: Tensor | None = None) -> None:
+        """Forget everything from entry `length` on, but for those at `path`, [m], counted from there."""
         ...
 
     def fork(self) -> "CachedSequence":
@@ -37,8 +67,13 @@ class Scorer(Protocol):
         """Width of the logits."""
         ...
 
-    def open(self) -> CachedSequence:
-        """An empty sequence."""
+    @property
+    def device(self) -> torch.device:
+        """Where its logits are."""
+        ...
+
+    def open(self, layers: Sequence[int] = ()) -> CachedSequence:
+        """An empty sequence; its forwards have the hidden states of `layers`, 0 being the embedding."""
         ...
 
 
@@ -53,54 +88,101 @@ class ModelScorer:
         """Width of the logits."""
         return self.model.vocab_size
 
-    def open(self) -> "ModelSequence":
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    def open(self, layers: Sequence[int] = ()) -> "ModelSequence":
         """An empty sequence."""
-        return ModelSequence(self.model)
+        return ModelSequence(self.model, layers=layers)
 
 
 class ModelSequence:
     """One sequence in a transformers KV cache; with `rows`, as many equal ones side by side."""
 
-    def __init__(self, model: LanguageModel, rows: int = 1) -> None:
-        self._model = model
-        self._rows = rows
+    def __init__(self, model: LanguageModel, rows: int = 1, layers: Sequence[int] = ()) -> None:
+        self._model, self._rows, self._layers = model, rows, tuple(layers)
         self._cache = new_cache()
         self._length = 0
 
-    def extend(self, token_ids: Sequence[int]) -> Tensor:
-        """Append tokens; logits after each, [n, vocab]."""
-        return self._forward(token_ids, len(token_ids))
+    def extend(self, token_ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Forward:
+        """Append tokens; the forward over them."""
+        tree: dict[str, Tensor] = {}
+        if positions is not None:
+            tree["position_ids"] = positions.expand(self._rows, -1)
+        if mask is not None:
+            tree["attention_mask"] = self._additive(mask)
+        return self._forward(token_ids, len(token_ids), tree)
 
-    def read(self, token_ids: Sequence[int]) -> None:
-        """Append tokens whose logits nobody asks for."""
-        if token_ids:
-            self._forward(token_ids, 1)
+    def read(self, token_ids: Tensor) -> Forward:
+        """Append tokens of whose logits only the last are asked for."""
+        return self._forward(token_ids, 1, {})
 
     @torch.inference_mode()
-    def _forward(self, token_ids: Sequence[int], logits_to_keep: int) -> Tensor:
-        input_ids = torch.tensor([token_ids] * self._rows, device=self._model.device)
+    def _forward(self, token_ids: Tensor, logits_to_keep: int, tree: Mapping[str, Tensor]) -> Forward:
         with out_of_memory_as_device_error(self._model):
             output = self._model.network(
-                input_ids=input_ids, cache=self._cache, use_cache=True, logits_to_keep=logits_to_keep
+                input_ids=token_ids.to(self._model.device).expand(self._rows, -1),
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+                **cache_argument(self._cache),
+                **tree,
+                **_asking(self._layers),
             )
         self._length += len(token_ids)
-        logits: Tensor = output.logits[0, :, : self._model.vocab_size]
-        return logits
+        features = {layer: output.hidden_states[layer][0] for layer in self._layers}
+        return Forward(output.logits[0, :, : self._model.vocab_size], features)
 
-    def crop(self, length: int) -> None:
-        """Forget everything from position `length` on."""
-        if length < self._length:
-            self._cache.crop(length - self._length)
-            self._length = length
+    def _additive(self, mask: Tensor) -> Tensor:  # [rows, 1, n, cached + n]
+        """Everything cached is seen; a float mask, since a bool one is read otherwise by some attention code."""
+        seen = torch.ones(len(mask), self._length, dtype=torch.bool, device=mask.device)
+        dtype = self._model.dtype
+        hidden = torch.zeros(mask.shape[0], self._length + mask.shape[1], dtype=dtype, device=mask.device)
+        hidden.masked_fill_(~torch.cat([seen, mask], 1), torch.finfo(dtype).min)
+        return hidden.to(self._model.device).expand(self._rows, 1, -1, -1)
+
+    def keep(self, length: int, path: Tensor | None = None) -> None:
+        """Forget everything from entry `length` on, but for those at `path`, counted from there."""
+        kept = length if path is None else length + len(path)
+        if path is not None and len(path):
+            keep_entries(self._cache, length, path)
+        if kept < self._length:
+            self._cache.crop(kept - self._length)
+            self._length = kept
 
     def fork(self) -> "ModelSequence":
         """Another sequence that holds the same tokens, so that a prompt is read once."""
-        twin = ModelSequence(self._model, self._rows)
+        twin = ModelSequence(self._model, self._rows, self._layers)
         twin._length = self._length
         for index, layer in enumerate(self._cache.layers):
             if layer.keys is not None:
                 twin._cache.update(layer.keys, layer.values, index)
         return twin
+
+
+def _asking(layers: Sequence[int]) -> dict[str, bool]:
+    return {"output_hidden_states": True} if layers else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeatable:
+    """Work that can be timed over and over: `undo` brings back what it started from."""
+
+    run: Callable[[], object]
+    undo: Callable[[], object] = int
+
+
+def repeatable_forwards(
+    model: LanguageModel, context: Sequence[int], rows: int, sizes: Sequence[int], last_only: bool = False
+) -> dict[int, Repeatable]:
+    """Forwards over n tokens for each of the sizes, all behind the same cached context; with logits after each token,
+    or after the last only.
+    """
+    sequence, token_ids = ModelSequence(model, rows), torch.tensor(context, device=model.device)
+    sequence.read(token_ids)
+    forward, undo = sequence.read if last_only else sequence.extend, partial(sequence.keep, len(context))
+    return {n: Repeatable(run=partial(forward, token_ids[:n]), undo=undo) for n in sizes}
 
 
 class out_of_memory_as_device_error:  # noqa: N801 - reads as a statement
@@ -147,12 +229,15 @@ def positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
-def teacher_forced_logits(
+def teacher_forced(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     continuations: Sequence[Sequence[int]],
-) -> list[Tensor]:  # per row [len(continuation), vocab]
-    """Logits that predict each continuation token, from one forward over all rows."""
+    layers: Sequence[int] = (),
+) -> list[Forward]:
+    """One pass over all rows: per row the logits that predict its continuation, [T, vocab], and the features of the
+    whole of it, prompt and continuation, [length, hidden].
+    """
     rows = [[*prompt, *tokens] for prompt, tokens in zip(prompts, continuations, strict=True)]
     longest = max(len(tokens) for tokens in continuations)
     ids, mask = left_padded(rows, model.device)
@@ -163,6 +248,13 @@ def teacher_forced_logits(
             position_ids=positions(mask),
             use_cache=False,
             logits_to_keep=longest + 1,
+            **_asking(layers),
         )
     logits = output.logits[..., : model.vocab_size]
-    return [logits[i, -len(tokens) - 1 : -1] for i, tokens in enumerate(continuations)]
+    return [
+        Forward(
+            logits[index, -len(tokens) - 1 : -1],
+            {layer: output.hidden_states[layer][index, -len(rows[index]) :] for layer in layers},
+        )
+        for index, tokens in enumerate(continuations)
+    ]

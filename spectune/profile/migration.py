@@ -1,4 +1,4 @@
-"""Profiles of earlier schema versions as this one has them: a step for each version, each tested by a stored profile."""
+"""Profiles of earlier schema versions as this one has them: a step for each, tested by a stored profile each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

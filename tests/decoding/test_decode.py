@@ -9,14 +9,16 @@ import pytest
 import torch
 from scipy import stats
 
+from spectune.choice import chain
 from spectune.decoding import decode, verify
 from spectune.decoding.decode import Decoded, speculative_decode
 from spectune.decoding.verify import acceptance_probability, residual_distribution
-from spectune.drafting import Continuation, Drafter
+from spectune.drafting import Continuation, Drafter, Scored
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.ngram import NgramDrafter
 from spectune.errors import ConfigError
-from spectune.measure.tape import TapePrompt, TapeRow, continuations, record_tape, tape_table
+from spectune.measure.recording import record_tape
+from spectune.measure.tape import TapePrompt, TapeRow, continuations, tape_table
 from spectune.models.loading import LanguageModel
 from spectune.models.sampling import Sampling
 from spectune.models.scoring import ModelScorer, ModelSequence
@@ -113,12 +115,12 @@ def test_three_tokens_have_the_joint_law_of_the_target(draft, K, options):
     assert g_test(counts, table_joint(3, **options)) > 0.001
 
 
-def accept_with_the_ratio_upside_down(target_prob: float, draft_prob: float) -> float:
-    return acceptance_probability(draft_prob, target_prob) if target_prob > 0 else 1.0
+def accept_with_the_ratio_upside_down(target_probs, draft_probs):
+    return acceptance_probability(draft_probs, target_probs)
 
 
-def always_accept(target_prob: float, draft_prob: float) -> float:
-    return 1.0
+def always_accept(target_probs, draft_probs):
+    return torch.ones_like(target_probs)
 
 
 def target_instead_of_residual(target_probs, draft_probs):
@@ -129,19 +131,20 @@ def residual_the_other_way_round(target_probs, draft_probs):
     return residual_distribution(draft_probs, target_probs)
 
 
-def bonus_by_argmax(draft_token_ids, draft_probs, target_probs, rng):
+def bonus_by_argmax(draft_token_ids, draft_probs, target_probs, uniforms):
     spoilt = target_probs.clone()
     spoilt[-1] = torch.nn.functional.one_hot(target_probs[-1].argmax(), target_probs.shape[-1])
-    return verify.verify_chain(draft_token_ids, draft_probs, spoilt, rng)
+    return verify.verify_chain(draft_token_ids, draft_probs, spoilt, uniforms)
 
 
-def bonus_from_the_draft(draft_token_ids, draft_probs, target_probs, rng):
-    return verify.verify_chain(draft_token_ids, draft_probs, torch.cat([target_probs[:-1], draft_probs[-1:]]), rng)
+def bonus_from_the_draft(draft_token_ids, draft_probs, target_probs, uniforms):
+    spoilt = torch.cat([target_probs[:-1], draft_probs[-1:]])
+    return verify.verify_chain(draft_token_ids, draft_probs, spoilt, uniforms)
 
 
-def bonus_from_the_law_before_it(draft_token_ids, draft_probs, target_probs, rng):
+def bonus_from_the_law_before_it(draft_token_ids, draft_probs, target_probs, uniforms):
     last = target_probs[[*range(len(draft_token_ids)), len(draft_token_ids) - 1]]
-    return verify.verify_chain(draft_token_ids, draft_probs, last, rng)
+    return verify.verify_chain(draft_token_ids, draft_probs, last, uniforms)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +223,9 @@ def test_a_draft_model_forgets_whatever_the_sequence_does_not_share():
     scorer = TableScorer(random_table(14, vocab=8, order=2))
     drafting, greedy = DraftModel(scorer).open(np.random.default_rng(0)), Sampling(temperature=0.0)
     for token_ids in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7], [1, 7, 3], [1, 7, 3], [2], [2, 0, 0, 5]):
-        fresh = DraftModel(scorer).open(np.random.default_rng(0)).propose(token_ids, 4, greedy)
-        assert drafting.propose(token_ids, 4, greedy) == fresh
+        fresh = DraftModel(scorer).open(np.random.default_rng(0)).propose(token_ids, chain(4), greedy)
+        again = drafting.propose(token_ids, chain(4), greedy)
+        assert again.draft_token_ids.tolist() == fresh.draft_token_ids.tolist()
         assert drafting._sequence.token_ids[: len(token_ids)] == token_ids
 
 
@@ -290,12 +294,12 @@ def test_extending_and_cropping_gives_the_logits_of_a_fresh_forward(pair):
     sequence, held = ModelSequence(target), []
     steps = [(0, 1), (1, 20), (13, 5), (18, 1), (12, 80), (70, 3), (0, 2 * SLIDING_WINDOW), (3, 0), (3, 30)]
     for place, (length, count) in enumerate(steps):
-        sequence.crop(length)
+        sequence.keep(length)
         del held[length:]
         if not count:
             continue
         new = tokens[place % 6][:count]
-        logits = sequence.extend(new)
+        logits = sequence.extend(torch.tensor(new)).logits
         held += new
         torch.testing.assert_close(logits, full_logits(target, held)[-count:], rtol=0, atol=1e-4)
 
@@ -328,7 +332,8 @@ def decoded_rounds(target, drafter, prompt, K, temperature, tokens, seed=0) -> D
 
 def evidence_columns(drafter: Drafter, rows: list[Continuation], max_k: int) -> dict[str, np.ndarray]:
     """Evidence of continuations of one length, each field as [T, rows]."""
-    found = [dataclasses.asdict(one) for one in drafter.evidence(rows, max_k)]
+    unread = [Scored(logprobs=None)] * len(rows)
+    found = [dataclasses.asdict(one) for one in drafter.evidence(rows, unread, max_k)]
     return {name: np.stack([one[name] for one in found], 1) for name, first in found[0].items() if first is not None}
 
 

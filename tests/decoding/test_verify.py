@@ -34,14 +34,21 @@ def chains(draw):
     return target, draft, count
 
 
-class ScriptedRandom:
-    """Stands for a generator: gives out the uniforms it was made with, and complains where more are asked for."""
+def probability(target_prob: float, draft_prob: float) -> float:
+    return float(acceptance_probability(*torch.tensor([target_prob, draft_prob], dtype=torch.float64)))
 
-    def __init__(self, uniforms: list[float]) -> None:
-        self._uniforms = list(uniforms)
 
-    def random(self) -> float:
-        return self._uniforms.pop(0)
+def verified(draft_token_ids, draft_probs, target_probs, uniforms) -> tuple[int, int]:
+    """Proposals accepted, all from the first on, and the token after them."""
+    outcome = verify_chain(
+        torch.tensor(draft_token_ids, dtype=torch.long),
+        draft_probs,
+        target_probs,
+        torch.tensor(uniforms, dtype=torch.float64),
+    )
+    accepted = int((outcome.path >= 0).sum())
+    assert outcome.path.tolist() == [*range(accepted), *[-1] * (len(draft_token_ids) - accepted)]
+    return accepted, int(outcome.next_token_id)
 
 
 def decisions(draft_token_ids, draft_probs, target_probs):
@@ -53,8 +60,8 @@ def decisions(draft_token_ids, draft_probs, target_probs):
     captured = []
 
     def capture(probs, uniforms):
-        captured.append(probs[0].numpy())
-        return torch.zeros(1, dtype=torch.long)
+        captured.append(probs.numpy())
+        return torch.zeros((), dtype=torch.long)
 
     count = len(draft_token_ids)
     script: list[float] = []
@@ -62,17 +69,17 @@ def decisions(draft_token_ids, draft_probs, target_probs):
         patch.setattr(verify, "sample", capture)
         for place, token_id in enumerate(draft_token_ids):
             draft_prob = 1.0 if draft_probs is None else float(draft_probs[place, token_id])
-            threshold = acceptance_probability(float(target_probs[place, token_id]), draft_prob)
+            threshold = probability(float(target_probs[place, token_id]), draft_prob)
             if threshold < 1.0:
-                rng = ScriptedRandom([*script, threshold, 0.5])
-                accepted, _ = verify_chain(draft_token_ids, draft_probs, target_probs, rng)
+                uniforms = [*script, threshold, *[0.0] * (count - place - 1), 0.5]
+                accepted, _ = verified(draft_token_ids, draft_probs, target_probs, uniforms)
                 assert accepted == place
                 found.append((reached * (1 - threshold), accepted, captured[-1]))
             if threshold == 0.0:
                 return found
             script.append(float(np.nextafter(threshold, 0.0)))
             reached *= threshold
-        accepted, _ = verify_chain(draft_token_ids, draft_probs, target_probs, ScriptedRandom([*script, 0.5]))
+        accepted, _ = verified(draft_token_ids, draft_probs, target_probs, [*script, 0.5])
     assert accepted == count
     found.append((reached, accepted, captured[-1]))
     return found
@@ -104,9 +111,7 @@ def emitted_joint(target: np.ndarray, draft: np.ndarray | None, count: int, prop
 @given(target_and_draft())
 def test_accepting_or_recovering_gives_each_token_the_probability_of_the_target(pair):
     target, draft = pair
-    accepted = np.array(
-        [q * acceptance_probability(p, q) if q > 0 else 0.0 for p, q in zip(target, draft, strict=True)]
-    )
+    accepted = np.array([q * probability(p, q) if q > 0 else 0.0 for p, q in zip(target, draft, strict=True)])
     emitted = accepted.copy()
     if not np.array_equal(target, draft):
         residual = residual_distribution(torch.tensor(target), torch.tensor(draft)).numpy()
@@ -119,14 +124,14 @@ def test_accepting_or_recovering_gives_each_token_the_probability_of_the_target(
 @given(target_and_draft())
 def test_total_acceptance_is_the_overlap_of_the_two_laws(pair):
     target, draft = pair
-    accepted = sum(q * acceptance_probability(p, q) for p, q in zip(target, draft, strict=True) if q > 0)
+    accepted = sum(q * probability(p, q) for p, q in zip(target, draft, strict=True) if q > 0)
     assert accepted == pytest.approx(np.minimum(target, draft).sum(), abs=1e-12)
 
 
 @unhurried
 @given(laws(5))
 def test_equal_laws_cannot_reject_so_they_have_no_residual(law):
-    assert all(acceptance_probability(p, p) == 1.0 for p in law if p > 0)
+    assert all(probability(p, p) == 1.0 for p in law if p > 0)
     with pytest.raises(ValueError, match="agree"):
         residual_distribution(torch.tensor(law), torch.tensor(law))
 
@@ -163,8 +168,8 @@ def test_what_the_target_never_says_is_never_emitted(pair, seed):
     assume((target == 0).any())
     rng = np.random.default_rng(seed)
     proposal = int(rng.choice(len(draft), p=draft))
-    accepted, token_id = verify_chain(
-        [proposal], torch.tensor(draft[None]), torch.tensor(np.stack([target, target])), rng
+    accepted, token_id = verified(
+        [proposal], torch.tensor(draft[None]), torch.tensor(np.stack([target, target])), rng.random(2)
     )
     assert accepted == 0 or target[proposal] > 0
     assert target[token_id] > 0
@@ -172,8 +177,13 @@ def test_what_the_target_never_says_is_never_emitted(pair, seed):
 
 def test_without_proposals_the_token_is_a_plain_sample():
     target = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-    assert verify_chain([], None, target, ScriptedRandom([0.2])) == (0, 0)
-    assert verify_chain([], None, target, ScriptedRandom([0.3])) == (0, 1)
+    assert verified([], None, target, [0.2]) == (0, 0)
+    assert verified([], None, target, [0.3]) == (0, 1)
+
+
+def verified_greedily(proposals: list[int], argmaxes: list[int]) -> tuple[int, int]:
+    outcome = verify_greedy(torch.tensor(proposals, dtype=torch.long), torch.tensor(argmaxes))
+    return int((outcome.path >= 0).sum()), int(outcome.next_token_id)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +198,13 @@ def test_without_proposals_the_token_is_a_plain_sample():
     ],
 )
 def test_greedy_rule_accepts_up_to_the_first_difference(proposals, argmaxes, expected):
-    assert verify_greedy(proposals, argmaxes) == expected
+    assert verified_greedily(proposals, argmaxes) == expected
 
 
 @unhurried
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6), st.integers(0, 3))
 def test_greedy_rule_emits_the_argmaxes_of_the_target(pairs, last):
     proposals, argmaxes = [pair[0] for pair in pairs], [*(pair[1] for pair in pairs), last]
-    accepted, token_id = verify_greedy(proposals, argmaxes)
+    accepted, token_id = verified_greedily(proposals, argmaxes)
     assert [*proposals[:accepted], token_id] == argmaxes[: accepted + 1]
     assert accepted == len(proposals) or proposals[accepted] != argmaxes[accepted]

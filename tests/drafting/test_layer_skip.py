@@ -10,6 +10,7 @@ from spectune.cli.app import run
 from spectune.decoding.decode import speculative_decode
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.layer_skip import first_layers
+from spectune.drafting_spec import draft_spec
 from spectune.errors import ConfigError
 from spectune.models.loading import wrap_model
 from spectune.models.scoring import ModelScorer
@@ -35,9 +36,9 @@ def network(kind: str, **changes):
 
 def logits(model, ids) -> torch.Tensor:
     sequence = ModelScorer(model).open()
-    sequence.extend(ids[:5])
-    sequence.crop(3)
-    return sequence.extend(ids[3:])
+    sequence.extend(torch.tensor(ids[:5]))
+    sequence.keep(3)
+    return sequence.extend(torch.tensor(ids[3:])).logits
 
 
 @pytest.mark.parametrize("kind", list(LAYOUTS))
@@ -93,7 +94,7 @@ def test_it_is_profiled_confirmed_and_told(tmp_path, capsys) -> None:
     ]
     assert run(["profile", "--target", target, "--draft", "layers:1", "--temperature", "0", *options]) == 0
     (record,) = load_profile(output).manifest.drafts
-    assert (record.method, record.layers) == ("layer_skip", 1)
+    assert (record.method, draft_spec(record.spec).layers) == ("layer_skip", 1)
     assert record.model.name.endswith("first 1 layers")
     assert run(["confirm", str(output), "--prompts", "2", "-k", "2"]) == 0
     capsys.readouterr()

@@ -2,15 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spectune.drafting import Continuation
+from spectune.choice import chain
+from spectune.drafting import Continuation, Scored
 from spectune.drafting.ngram import NgramDrafter
 from spectune.errors import ConfigError
 from spectune.models.sampling import Sampling
 
 unhurried = settings(deadline=None)
+UNREAD = Scored(logprobs=None)  # an n-gram needs nothing of the target
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -74,11 +77,11 @@ def test_examples(context, shortest, longest, count, expected):
 def test_proposals_are_point_masses_and_the_drafter_keeps_no_state(context, count):
     drafter = NgramDrafter(min_tokens=1, max_tokens=3)
     drafting = drafter.open(np.random.default_rng(0))
-    drafting.propose([1, 2, 1, 2, 1], 4, GREEDY)
+    drafting.propose([1, 2, 1, 2, 1], chain(4), GREEDY)
     for sampling in (GREEDY, Sampling(temperature=1.0)):
-        proposal = drafting.propose(context, count, sampling)
-        assert proposal.draft_token_ids == brute_force(context, 1, 3, count)
-        assert all(type(token_id) is int for token_id in proposal.draft_token_ids)
+        proposal = drafting.propose(context, chain(count), sampling)
+        assert proposal.draft_token_ids.tolist() == brute_force(context, 1, 3, count)
+        assert proposal.draft_token_ids.dtype == torch.long
         assert proposal.draft_probs is None
 
 
@@ -87,7 +90,7 @@ def test_proposals_are_point_masses_and_the_drafter_keeps_no_state(context, coun
 def test_evidence_says_what_a_round_at_each_position_would_propose_and_get_right(prompt, written, bounds, max_k):
     drafter = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
     continuation = Continuation(prompt_id="0", prompt_token_ids=prompt, token_ids=written, sampling=GREEDY)
-    (evidence,) = drafter.evidence([continuation], max_k)
+    (evidence,) = drafter.evidence([continuation], [UNREAD], max_k)
     for start in range(len(written)):
         proposal = brute_force([*prompt, *written[:start]], *bounds, max_k)
         right = 0
@@ -107,9 +110,9 @@ def test_evidence_of_several_continuations_is_that_of_each():
         Continuation(prompt_id=str(seed), prompt_token_ids=prompt, token_ids=tokens, sampling=GREEDY)
         for seed, (prompt, tokens) in enumerate([([1, 2, 1], [2, 1, 3]), ([4], [4, 4, 4, 4, 4]), ([0, 1], [2])])
     ]
-    together = drafter.evidence(rows, 4)
+    together = drafter.evidence(rows, [UNREAD] * len(rows), 4)
     for row, found in zip(rows, together, strict=True):
-        (alone,) = drafter.evidence([row], 4)
+        (alone,) = drafter.evidence([row], [UNREAD], 4)
         assert np.array_equal(found.proposed_tokens, alone.proposed_tokens)
         assert np.array_equal(found.matched_tokens, alone.matched_tokens)
 

@@ -58,7 +58,7 @@ def test_replayed_rounds_are_the_rounds_of_real_decoding(target, workload, tmp_p
     import numpy as np
 
     from spectune import ModelScorer, NgramDrafter, speculative_decode
-    from spectune.drafting import Continuation
+    from spectune.drafting import Continuation, Scored
     from spectune.models.loading import prompt_token_ids
     from spectune.models.sampling import Sampling
     from spectune.replay import replay
@@ -71,7 +71,7 @@ def test_replayed_rounds_are_the_rounds_of_real_decoding(target, workload, tmp_p
         decoded = speculative_decode(ModelScorer(target), drafter, ids, k, 0.0, max_new_tokens=length)
         assert decoded.token_ids == plain.token_ids
         row = Continuation(prompt_id="0", prompt_token_ids=ids, token_ids=plain.token_ids, sampling=Sampling())
-        evidence = drafter.evidence([row], k)[0]
+        evidence = drafter.evidence([row], [Scored(logprobs=None)], k)[0]
         accept = (np.arange(k)[None, :] < evidence.matched_tokens[:, None]).astype(float)[:, :, None]
         replayed = replay(accept, np.array([length]), evidence.proposed_tokens[:, None].astype(int))
         assert np.flatnonzero(replayed.starts[k - 1, :, 0]).tolist() == [r.start for r in decoded.rounds]

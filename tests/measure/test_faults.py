@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from spectune.cli.app import run
 from spectune.decide.check import Check, check
 from spectune.decoding import decode
+from spectune.decoding.verify import Verified
 from spectune.measure import cost, rounds
 from spectune.measure.cost import Cell, CostSettings
-from spectune.models.scoring import ModelSequence
+from spectune.models.scoring import Forward, ModelSequence
 from spectune.profile.store import load_profile
 from tests.checkpoints import WORDS, save_checkpoint
 
@@ -64,13 +65,13 @@ class VirtualClock:
 def clock(monkeypatch) -> VirtualClock:
     clock, forward, greedy = VirtualClock(), ModelSequence._forward, decode.verify_greedy
 
-    def timed(self: ModelSequence, token_ids: list[int], logits_to_keep: int) -> torch.Tensor:
+    def timed(self: ModelSequence, token_ids: torch.Tensor, *options: object) -> Forward:
         target = self._model.name.endswith("target")
         clock.passes(clock.target_s + clock.token_s * len(token_ids) if target else clock.draft_s)
-        return forward(self, token_ids, logits_to_keep)
+        return forward(self, token_ids, *options)
 
-    def verified(drafted: list[int], choices: list[int]) -> tuple[int, int]:
-        clock.passes(clock.loop_s if drafted else 0.0001)
+    def verified(drafted: torch.Tensor, choices: torch.Tensor) -> Verified:
+        clock.passes(clock.loop_s if len(drafted) else 0.0001)
         return greedy(drafted, choices)
 
     def reference(target: object, settings: CostSettings) -> list[Cell]:

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -35,7 +34,7 @@ def profile(models, workload, output, *options: str) -> int:
 
 def test_profile_then_recommend(models, workload, tmp_path, capsys) -> None:
     output = tmp_path / "p"
-    code = profile(models, workload, output, "--draft", models[1], "--draft", "ngram", "--overlap",
+    code = profile(models, workload, output, "--draft", models[1], "--draft", "ngram",
                    "--temperature", "0", "--temperature", "0.7")  # fmt: skip
     captured = capsys.readouterr()
     assert (code, captured.out) == (0, "")
@@ -47,21 +46,7 @@ def test_profile_then_recommend(models, workload, tmp_path, capsys) -> None:
     assert saved.manifest.environment.dtype == "float32" or torch.cuda.is_available()
     assert "costs took" in (output / "run.log").read_text()
     assert len(fitted_settings(saved)) == 2 * 2 * 3
-    overlaps = np.concatenate(saved.acceptance["overlaps"].drop_null().to_pylist())
-    assert ((overlaps >= 0) & (overlaps <= 1 + 1e-6)).all()
     assert run(["recommend", str(output), "-o", str(tmp_path / "s.md")]) in (0, 4)
-
-
-def test_the_overlap_is_the_mean_acceptance_of_a_sampled_draft(models, workload, tmp_path) -> None:
-    profile(models, workload, tmp_path / "p", "--draft", models[1], "--overlap", "--temperature", "1",
-            "--max-new-tokens", "64")  # fmt: skip
-    saved = load_profile(tmp_path / "p")
-    evidence = saved.acceptance
-    columns = (saved.tape["logprobs"], evidence["draft_logprobs"], evidence["overlaps"])
-    target, draft, overlap = (np.concatenate(column.to_pylist()) for column in columns)
-    accept = np.exp(np.minimum(draft - target, 0))
-    difference = accept - overlap  # zero in expectation at every position
-    assert abs(difference.mean()) < 3.5 * difference.std() / np.sqrt(len(difference))
 
 
 def test_the_tape_is_the_same_twice(models, workload, tmp_path) -> None:

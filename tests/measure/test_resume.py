@@ -112,7 +112,7 @@ def test_what_was_finished_is_not_done_again(models, workload, tmp_path, monkeyp
         patch.setattr("spectune.measure.pipeline.cost_table", broken)
         assert run(command) == 130
     with monkeypatch.context() as patch:
-        patch.setattr("spectune.measure.pipeline.record_tape", broken)
+        patch.setattr("spectune.measure.source.record_tape", broken)
         patch.setattr("spectune.drafting.draft_model.DraftModel.evidence", broken)
         assert run([*command, "--seed", "1"]) == 2  # other settings do not go on from it, and do not discard it
         assert "an unfinished run stands beside" in capsys.readouterr().err
@@ -122,7 +122,7 @@ def test_what_was_finished_is_not_done_again(models, workload, tmp_path, monkeyp
         patch.setattr("spectune.measure.pipeline.cost_table", broken)
         assert run([*command, "--force"]) == 130
     with monkeypatch.context() as patch:
-        patch.setattr("spectune.measure.pipeline.record_tape", broken)
+        patch.setattr("spectune.measure.source.record_tape", broken)
         assert run([*command, "--force"]) == 0  # a forced run goes on too
     assert not unfinished(output).exists()
     with monkeypatch.context() as patch:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from spectune.errors import ConfigError
+from spectune.measure.recording import record_tape
 from spectune.measure.tape import (
     REPEAT_TOKENS,
     TapePrompt,
     TapeRow,
     continuations,
-    record_tape,
     repeating_rows,
     repeats_itself,
     tape_table,
@@ -56,22 +56,19 @@ def record(model, prompts, samplings=SAMPLINGS, tokens=TOKENS, seed=SEED, **opti
 
 
 def without_cache_or_batch(model, prompt, sampling, tokens, seed):
-    """Tokens, log p(x), entropies and top-1 probabilities, each step from a full forward over one row."""
-    written, logprobs, entropies, top1_probs = [], [], [], []
+    """Tokens and log p(x), each step from a full forward over one row."""
+    written, logprobs = [], []
     for uniform in uniform_stream(seed, prompt.id, tokens):
         logits = full_logits(model, [*prompt.token_ids, *written])[-1].double().numpy()
-        plain = transformed_law(logits, 1.0)
         if sampling.greedy:
             law = np.eye(len(logits))[logits.argmax()]
         else:
             law = transformed_law(logits, sampling.temperature, sampling.top_k, sampling.top_p)
         written.append(int(np.searchsorted(np.cumsum(law), uniform, side="right")))
         logprobs.append(float(np.log(law[written[-1]])))
-        entropies.append(float(-np.sum(plain * np.log(plain))))
-        top1_probs.append(float(plain.max()))
         if written[-1] in model.eos_token_ids:
             break
-    return written, logprobs, entropies, top1_probs
+    return written, logprobs
 
 
 def tokens_of(rows: list[TapeRow]) -> list[list[int]]:
@@ -88,8 +85,7 @@ def test_rows_equal_a_loop_without_cache_or_batch(model, tape):
     for row in tape:
         expected = without_cache_or_batch(model, row.prompt, row.sampling, TOKENS, SEED)
         assert row.token_ids == expected[0]
-        for ours, theirs in zip((row.logprobs, row.entropies, row.top1_probs), expected[1:], strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(row.logprobs, expected[1], rtol=0, atol=1e-4)
 
 
 def test_sampled_rows_differ_between_prompts_and_seeds_and_greedy_rows_ignore_the_seed(model, tape):
@@ -131,7 +127,7 @@ def test_an_end_of_sequence_token_ends_its_row_and_no_other(model, tape):
         kept = TOKENS if stop is None else stop + 1
         assert row.token_ids == whole.token_ids[:kept]
         assert row.end == ("cut" if stop is None else "eos")
-        assert len(row.logprobs) == len(row.entropies) == len(row.top1_probs) == kept
+        assert len(row.logprobs) == kept
         np.testing.assert_allclose(row.logprobs, whole.logprobs[:kept], atol=1e-4)
     assert {row.end for row in rows} == {"cut", "eos"}
 

@@ -189,9 +189,12 @@ def test_a_stream_of_uniforms_draws_the_law():
 
 
 def test_log_probabilities_stay_finite_without_mass():
-    probs = torch.tensor([[0.25, 0.75], [1.0, 0.0]], dtype=torch.float64)
-    found = log_probabilities(probs, torch.tensor([[0], [1]]))
-    assert found.tolist() == [pytest.approx(np.log(0.25)), NO_MASS_LOGPROB]
+    logits = torch.tensor([[0.25, 0.75], [1.0, 0.0]], dtype=torch.float64).log()
+    written = torch.tensor([0, 1])
+    sampled = log_probabilities(logits, written, Sampling(temperature=1.0))
+    assert sampled.tolist() == [pytest.approx(np.log(0.25)), NO_MASS_LOGPROB]
+    greedy = log_probabilities(logits, torch.tensor([1, 1]), Sampling(temperature=0.0))
+    assert greedy.tolist() == [0.0, NO_MASS_LOGPROB]
     assert np.exp(NO_MASS_LOGPROB) == 0.0
 
 
