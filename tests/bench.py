@@ -40,60 +40,135 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def ratios(ours: Callable[[], object], theirs: Callable[[], object]) -> list[float]:
+def ratios(ours: Callable[[], object], theirs: Callable[[], object], pairs: int = PAIRS) -> list[float]:
     """Our seconds over theirs, in interleaved pairs whose order alternates, after one of each."""
     ours(), theirs()
-    found = []
-    for number in range(PAIRS):
+    measured = []
+    for number in range(pairs):
         first, second = (ours, theirs) if number % 2 else (theirs, ours)
-        one, other = seconds(first), seconds(second)
-        found.append(one / other if number % 2 else other / one)
-    return found
+        first_s, second_s = seconds(first), seconds(second)
+        measured.append(first_s / second_s if number % 2 else second_s / first_s)
+    return measured
 
 
-def decoding() -> list[Bound]:
-    """Our loop against transformers' own, on the embedded target; the draft is a copy of it."""
+def decoding(pair: list[str] | None) -> list[Bound]:
+    """Our loop against transformers' own, plain and with K = 2 and 4; without a pair the target drafts for itself."""
     import torch
 
     from spectune import DraftModel, ModelScorer, load_model, speculative_decode
     from spectune.models.loading import prompt_token_ids
     from spectune.workload.prompts import load_workload
 
-    target, draft = (load_model(None, device=torch.device("cpu")) for _ in range(2))
+    cpu, dtype = torch.device("cpu"), "bfloat16" if pair else "auto"
+    target, draft = (load_model(spec, device=cpu, dtype=dtype) for spec in pair or (None, None))
     prompt = prompt_token_ids(target, load_workload().prompts[0].messages)
     ids, network, length = torch.tensor([prompt]), target.network, 40
     fixed = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
-    scorer, drafter = ModelScorer(target), DraftModel(draft)
-    copied = draft.network.generation_config
-    copied.num_assistant_tokens, copied.num_assistant_tokens_schedule, copied.assistant_confidence_threshold = (
-        4,
-        "constant",
-        0,
-    )
-    plain = ratios(
-        lambda: speculative_decode(scorer, drafter, prompt, 0, 0.0, max_new_tokens=length),
-        lambda: network.generate(ids, **fixed),
-    )
-    ours: list[int] = []
-    theirs: list[int] = []
+    scorer, drafter, settings = ModelScorer(target), DraftModel(draft), draft.network.generation_config
+    settings.num_assistant_tokens_schedule, settings.assistant_confidence_threshold = "constant", 0
+    texts: dict[str, list[int]] = {}
 
-    def assisted() -> None:
-        theirs[:] = network.generate(ids, assistant_model=draft.network, **fixed)[0, len(prompt) :].tolist()
+    def ours(k: int) -> Callable[[], object]:
+        def decode() -> None:
+            texts["ours"] = speculative_decode(scorer, drafter, prompt, k, 0.0, max_new_tokens=length).token_ids
 
-    def speculative() -> None:
-        ours[:] = speculative_decode(scorer, drafter, prompt, 4, 0.0, max_new_tokens=length).token_ids
+        return decode
 
-    speculated = ratios(speculative, assisted)
-    assert ours == theirs, "the texts differ"
-    return [
-        Bound("plain decoding, seconds over generate's", statistics.median(plain), 1.05),
-        Bound(
-            "speculative_decode K = 4, tokens/s over assisted generation's",
-            1 / statistics.median(speculated),
-            0.97,
-            False,
-        ),
-    ]
+    def theirs(k: int) -> Callable[[], object]:
+        def generate() -> None:
+            settings.num_assistant_tokens = k
+            assisted = {"assistant_model": draft.network} if k else {}
+            texts["theirs"] = network.generate(ids, **assisted, **fixed)[0, len(prompt) :].tolist()
+
+        return generate
+
+    bounds, name = [], "the pair's" if pair else "the embedded target's"
+    for k in (0, 2, 4):
+        ratio = 1 / statistics.median(ratios(ours(k), theirs(k)))
+        assert pair or texts["ours"] == texts["theirs"], "the texts differ"
+        how = f"K = {k}" if k else "plain"
+        bounds.append(Bound(f"{name} decoding, {how}, tokens/s over generate's", ratio, 0.98, at_most=False))
+    return bounds
+
+
+def recording() -> list[Bound]:
+    """The tape of the embedded target against generate on the same prompts in one padded batch, tokens per second."""
+    import torch
+
+    from spectune import load_model
+    from spectune.measure.recording import record_tape
+    from spectune.measure.tape import TapePrompt
+    from spectune.models.loading import prompt_token_ids
+    from spectune.models.sampling import Sampling
+    from spectune.models.scoring import left_padded
+    from spectune.workload.prompts import load_workload
+    from tests.toys import SilentProgress
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    target, length, bounds = load_model(None, device=torch.device("cpu")), 32, []
+    target.network.generation_config.eos_token_id = None
+    for batch in (8, 64):
+        prompts = [
+            TapePrompt(id=prompt.id, category="", token_ids=prompt_token_ids(target, prompt.messages))
+            for prompt in load_workload().prompts[:batch]
+        ]
+        ids, mask = left_padded([prompt.token_ids for prompt in prompts], target.device)
+        fixed = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False, "pad_token_id": 0}
+        slower = ratios(
+            lambda prompts=prompts: record_tape(target, prompts, [Sampling()], length, 0, SilentProgress()),
+            lambda ids=ids, mask=mask, fixed=fixed: target.network.generate(ids, attention_mask=mask, **fixed),
+            pairs=4,
+        )
+        name = f"recording at batch {batch}, tokens/s over generate's"
+        bounds.append(Bound(name, 1 / statistics.median(slower), 1.0, at_most=False))
+    return bounds
+
+
+MAX_K = 8
+GRID = ((["ngram"], 1 / 7), (["ngram", "ngram:min=2,max=4", "layers:10", "layers:20"], 1 / 20))
+
+
+def grid(folder: Path) -> list[Bound]:
+    """What a profile takes against really decoding every setting: 12 prompts of 32 tokens, T = 0 and 1, K = 1..8.
+
+    Of the grid a draft's K = 1 and 8 and plain decoding are timed at T = 0; the other K lie on a line between, T = 1 is
+    taken to be as long. Models are loaded once in both.
+    """
+    import torch
+
+    from spectune import ModelScorer, load_model, speculative_decode
+    from spectune.cli.app import run
+    from spectune.drafting import open_draft
+    from spectune.drafting_spec import draft_spec
+    from spectune.models.loading import prompt_token_ids
+    from spectune.workload.prompts import load_workload
+
+    target = load_model(None, device=torch.device("cpu"))
+    workload = folder / "twelve.jsonl"
+    lines = [json.dumps({"prompt": prompt.messages[0].content}) for prompt in load_workload().prompts[:16]]
+    workload.write_text("\n".join(lines))
+    prompts = [prompt_token_ids(target, prompt.messages) for prompt in load_workload(str(workload)).profiled]
+    assert len(prompts) == 12
+
+    def cell(spec: str, k: int) -> float:
+        draft = open_draft(draft_spec(spec), target, lambda _: target)
+
+        def decode() -> None:
+            for prompt in prompts:
+                speculative_decode(ModelScorer(target), draft, prompt, k, 0.0, max_new_tokens=32)
+
+        return seconds(decode)
+
+    bounds, plain_s = [], cell("ngram", 0)
+    for drafts, limit in GRID:
+        spent = plain_s + sum(MAX_K * (cell(spec, 1) + cell(spec, MAX_K)) / 2 for spec in drafts)
+        options = [f"--draft={spec}" for spec in drafts] + ["--temperature=0", "--temperature=1", "--budget-s=30"]
+        output = folder / f"grid-{len(drafts)}"
+        arguments = ["profile", f"--workload={workload}", "--max-new-tokens=32", f"--max-k={MAX_K}", *options]
+        profiled = seconds(lambda: run([*arguments, "-o", str(output)]))  # noqa: B023 - called at once
+        name = f"a profile of {len(drafts)} draft{'s' if len(drafts) > 1 else ''}, over the grid's {2 * spent:,.0f} s"
+        bounds.append(Bound(name, profiled / (2 * spent), limit))
+    return bounds
 
 
 def rounds(pair: list[str] | None) -> list[Bound]:
@@ -101,19 +176,20 @@ def rounds(pair: list[str] | None) -> list[Bound]:
     import torch
 
     from spectune import DraftModel, load_model
+    from spectune.choice import chain
     from spectune.measure.rounds import TimedRounds
     from spectune.models.sampling import Sampling
 
     cpu, dtype = torch.device("cpu"), "bfloat16" if pair else "auto"
     target, draft = (load_model(spec, device=cpu, dtype=dtype) for spec in pair or (None, None))
     timed = TimedRounds(target, DraftModel(draft), list(range(100, 200)), 0)
-    found = []
+    bounds = []
     for temperature in (0.0, 1.0):
-        samples = [timed.seconds(4, Sampling(temperature=temperature)) for _ in range(PAIRS + 1)][1:]
+        samples = [timed.seconds(chain(4), Sampling(temperature=temperature)) for _ in range(PAIRS + 1)][1:]
         ratio = statistics.median(whole / (whole - outside) for outside, whole in samples)
         name = "the pair's" if pair else "the embedded target's"
-        found.append(Bound(f"{name} round at T = {temperature:g}, seconds over its forwards'", ratio, 1.05))
-    return found
+        bounds.append(Bound(f"{name} round at T = {temperature:g}, seconds over its forwards'", ratio, 1.05))
+    return bounds
 
 
 _BIG = """
@@ -171,6 +247,7 @@ def starting(profile: Path, folder: Path) -> list[Bound]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFT"))
+    parser.add_argument("--only", action="append", choices=("start", "decode", "record", "grid"))
     parser.add_argument("--profile", type=Path, default=Path("profiles/demo"))
     asked = parser.parse_args()
     load = os.getloadavg()[0]
@@ -184,7 +261,13 @@ def main() -> int:
             print(f"no profile at {profile}: a made-up one of 54 prompts stands in")
             make_profile(folder / "demo", {0.0: 0.7, 1.0: 0.3}, prompts=54, max_k=8, tokens=48)
             profile = folder / "demo"
-        bounds = [*starting(profile, folder), *planning(folder), *decoding(), *rounds(asked.pair)]
+        parts = {
+            "start": lambda: [*starting(profile, folder), *planning(folder)],
+            "decode": lambda: [*decoding(asked.pair), *rounds(asked.pair)],
+            "record": recording,
+            "grid": lambda: grid(folder),
+        }
+        bounds = [bound for part in asked.only or parts for bound in parts[part]()]
     for bound in bounds:
         sign = "≤" if bound.at_most else "≥"
         mark = "ok  " if bound.held else "MISS"
