@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+LONGEST = 1000
+"""Tokens: the most that K may be, wherever it is asked for or read."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:

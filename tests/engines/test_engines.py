@@ -15,8 +15,8 @@ from spectune.cli.app import run
 from spectune.decide.plan import recommend
 from spectune.decide.recommendation import BatchStep
 from spectune.drafting_spec import draft_spec
-from spectune.engines import EngineConfig
-from spectune.engines.catalogue import ENGINES, engine_config, engine_named, recommended_config
+from spectune.engines.catalogue import ENGINES, engine_named
+from spectune.engines.config import EngineConfig, engine_config, recommended_config
 from spectune.engines.speculation import Speculation
 from spectune.errors import ConfigError
 from tests.profiles import make_profile

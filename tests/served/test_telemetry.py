@@ -19,7 +19,7 @@ import pytest
 from spectune.checkpoints.facts import model_facts
 from spectune.cli.app import run
 from spectune.decide.served_depth import served_depth
-from spectune.engines.catalogue import read_telemetry
+from spectune.engines.reading import read_telemetry
 from spectune.errors import ConfigError, EngineError, InsufficientDataError, SpectuneError
 from spectune.served.pages import fetched, shown
 from spectune.served.telemetry import Telemetry

@@ -10,13 +10,16 @@ import shlex
 from collections.abc import Mapping
 
 from spectune.checkpoints.facts import ModelFacts
-from spectune.engines import (
+from spectune.drafting_spec import DraftSpec
+from spectune.engines.engine import ConfigText, Engine
+from spectune.engines.preflight import (
     OTHER_VOCABULARY,
-    ConfigText,
+    TOKENS_APART,
     Finding,
     Plan,
     error,
     info,
+    method_findings,
     mtp_findings,
     pair_findings,
     texts_at,
@@ -24,12 +27,11 @@ from spectune.engines import (
 )
 from spectune.engines.speculation import Speculation
 from spectune.errors import printable
-from spectune.served.telemetry import Counts, Series, by_position, number, numbers_of, total
+from spectune.served.exposition import Series, by_position, total
+from spectune.served.numbers import number, numbers_of
+from spectune.served.telemetry import Counts
 
-NAME, CHECKED_AGAINST = "llama.cpp", "b11549"
 _TYPES = {"draft_model": "draft-simple", "ngram": "ngram-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
-METHODS = tuple(_TYPES)
-TREES = ()  # it verifies chains only
 _SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_ID = 5
 _REMOVED = {
@@ -50,28 +52,28 @@ _REMOVED = {
 # ------------------------------------------------------------------------------------------------ config
 
 
-def config(asked: Speculation) -> ConfigText:
+def config(speculation: Speculation) -> ConfigText:
     """`llama-server`, which draws its own sample and keeps proposals that equal it."""
-    draft, k = asked.draft, asked.num_speculative_tokens
-    options, rule, notes = [f"--model {shlex.quote(asked.target)}"], "none", []
-    if draft is not None:
-        rule = "greedy_draft"
-        options.append(f"--spec-type {_TYPES[draft.method]}")
-    if draft and draft.method == "ngram":
-        options += [f"--spec-ngram-simple-size-n {draft.max_tokens}", f"--spec-ngram-simple-size-m {k}"]
-        if draft.min_tokens != draft.max_tokens:
-            notes.append(
-                f"it looks up exactly {draft.max_tokens} tokens, so it proposes less often than {draft.text} does"
-            )
-    elif draft:
-        options += [f"--spec-draft-model {shlex.quote(draft.model)}"] if draft.model else []
-        options += [f"--spec-draft-n-max {k}", "--spec-draft-p-min 0.0"]
-    if draft and asked.varies:
+    draft, k = speculation.draft, speculation.num_speculative_tokens
+    drafting, notes = _drafting(draft, k) if draft else ([], [])
+    if draft and speculation.varies:
         notes.append(f"no schedule by batch: K = {k} stays at every batch")
-    if not asked.target.endswith(".gguf"):
+    if not speculation.target.endswith(".gguf"):
         notes.append("it reads GGUF files: convert the models first")
-    options.append("--metrics")
+    options = [f"--model {shlex.quote(speculation.target)}", *drafting, "--metrics"]
+    rule = "greedy_draft" if draft else "none"
     return ConfigText(text=" \\\n  ".join(["llama-server", *options]), rule=rule, notes=notes)
+
+
+def _drafting(draft: DraftSpec, k: int) -> tuple[list[str], list[str]]:
+    """Options, and what is to be said of them."""
+    kind = f"--spec-type {_TYPES[draft.method]}"
+    if draft.method == "ngram":
+        options = [f"--spec-ngram-simple-size-n {draft.max_tokens}", f"--spec-ngram-simple-size-m {k}"]
+        note = f"it looks up exactly {draft.max_tokens} tokens, so it proposes less often than {draft.text} does"
+        return [kind, *options], [note] if draft.min_tokens != draft.max_tokens else []
+    model = [f"--spec-draft-model {shlex.quote(draft.model)}"] if draft.model else []
+    return [kind, *model, f"--spec-draft-n-max {k}", "--spec-draft-p-min 0.0"], []
 
 
 # ------------------------------------------------------------------------------------------------ preflight
@@ -79,56 +81,60 @@ def config(asked: Speculation) -> ConfigText:
 
 def findings(plan: Plan) -> list[Finding]:
     """What llama.cpp would refuse or read otherwise."""
-    found, method = [], plan.draft.method
-    if method not in _TYPES:
-        found.append(
-            error("method", f"llama.cpp has no {method} drafting", "use a draft model, n-gram, EAGLE-3 or MTP")
-        )
-    for name, now in _REMOVED.items():
+    findings = method_findings(plan, "llama.cpp", _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
+    for name, replacement in _REMOVED.items():
         if name in plan.settings:
             option = f"{'-' if len(name) == 2 else '--'}{name.replace('_', '-')}"
             message = f"{option} was removed: the server does not start with it"
-            found.append(error("gone", message, f"write {now} {plan.settings[name]}"))
-    found += mtp_findings(plan)
-    if method == "draft_model" and plan.model:
-        found += _vocabulary_findings(plan)
-    return [*found, *pair_findings(plan)]
+            findings.append(error("gone", message, f"write {replacement} {plan.settings[name]}"))
+    findings += mtp_findings(plan)
+    if plan.draft.method == "draft_model":
+        findings += _vocabulary_findings(plan.target, plan.drafting)
+    return [*findings, *pair_findings(plan)]
 
 
-def _vocabulary_findings(plan: Plan) -> list[Finding]:
+def _vocabulary_findings(target: ModelFacts, draft: ModelFacts) -> list[Finding]:
     """Equal kinds, begin and end tokens and texts from id 5 on; sizes may differ by 128."""
-    target, draft = plan.target, plan.model
-    assert draft is not None, "a draft model has facts"
-    remedy = OTHER_VOCABULARY
-    found = []
+    refusals = []
     if target.tokenizer_kind and draft.tokenizer_kind and target.tokenizer_kind != draft.tokenizer_kind:
         kinds = f"{printable(target.tokenizer_kind)} and {printable(draft.tokenizer_kind)}"
-        message = f"llama.cpp refuses vocabularies of kinds {kinds}"
-        found.append(error("vocabulary", message, remedy))
-    found += _edge_findings("bos", target.add_bos, draft.add_bos, target.bos_id, draft.bos_id)
-    found += _edge_findings("eos", target.add_eos, draft.add_eos, target.eos_id, draft.eos_id)
+        refusals.append(_refusal(f"llama.cpp refuses vocabularies of kinds {kinds}"))
+    refusals += _edge_findings("bos", target.add_bos, draft.add_bos, target.bos_id, draft.bos_id)
+    refusals += _edge_findings("eos", target.add_eos, draft.add_eos, target.eos_id, draft.eos_id)
     sizes = target.vocab_size or len(target.texts), draft.vocab_size or len(draft.texts)
     if abs(sizes[0] - sizes[1]) > _SIZE_DIFFERENCE:
-        message = f"llama.cpp refuses vocabularies of {sizes[0]} and {sizes[1]}: over {_SIZE_DIFFERENCE} apart"
-        found.append(error("vocabulary", message, remedy))
+        apart = f"over {_SIZE_DIFFERENCE} apart"
+        refusals.append(_refusal(f"llama.cpp refuses vocabularies of {sizes[0]} and {sizes[1]}: {apart}"))
     if not target.texts or not draft.texts:
-        return found
+        return refusals
     named = sorted(i for i in target.texts.keys() | draft.texts.keys() if i < min(sizes))
     differing = [i for i in named if _text(target, i) != _text(draft, i)]
     compared = [i for i in differing if i >= _FIRST_COMPARED_ID]
     if compared:
-        place = compared[0]
-        message = f"the tokenizers differ: {texts_at(place, _text(target, place), _text(draft, place))}"
-        found.append(error("vocabulary", message, remedy))
-    elif not found and differing:
-        place = differing[0]
-        message = texts_at(place, _text(target, place), _text(draft, place))
+        return [*refusals, _refusal(f"the tokenizers differ: {_texts_at(compared[0], target, draft)}")]
+    return refusals or _uncompared_findings(target, draft, differing, sizes)
+
+
+def _uncompared_findings(
+    target: ModelFacts, draft: ModelFacts, differing: list[int], sizes: tuple[int, int]
+) -> list[Finding]:
+    """What it bears: other texts at the first ids, and other sizes."""
+    if differing:
+        message = _texts_at(differing[0], target, draft)
         message += f"; llama.cpp compares ids {_FIRST_COMPARED_ID} to {min(sizes) - 1} only"
-        found.append(warning("vocabulary", message, "check that such tokens do not occur in your texts"))
-    elif not found and sizes[0] != sizes[1]:
-        message = f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding only"
-        found.append(info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference"))
-    return found
+        return [warning("vocabulary", message, TOKENS_APART)]
+    if sizes[0] == sizes[1]:
+        return []
+    message = f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding only"
+    return [info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference")]
+
+
+def _refusal(message: str) -> Finding:
+    return error("vocabulary", message, OTHER_VOCABULARY)
+
+
+def _texts_at(token_id: int, target: ModelFacts, draft: ModelFacts) -> str:
+    return texts_at(token_id, _text(target, token_id), _text(draft, token_id))
 
 
 def _text(facts: ModelFacts, token_id: int) -> str:
@@ -141,11 +147,9 @@ def _edge_findings(
 ) -> list[Finding]:
     """Of the token that begins or ends texts: both add it or neither, and the same one."""
     if None not in (ours, theirs) and ours != theirs:
-        message = f"one model adds a {name} token, the other does not"
-        return [error("vocabulary", message, OTHER_VOCABULARY)]
+        return [_refusal(f"one model adds a {name} token, the other does not")]
     if ours and None not in (our, their) and our != their:
-        message = f"the models add other {name} tokens, ids {our} and {their}"
-        return [error("vocabulary", message, OTHER_VOCABULARY)]
+        return [_refusal(f"the models add other {name} tokens, ids {our} and {their}")]
     return []
 
 
@@ -172,14 +176,14 @@ def counts_of_series(series: Series) -> Counts | None:
     )
 
 
-def counts_of_object(found: Mapping[str, object]) -> Counts | None:
+def counts_of_object(body: Mapping[str, object]) -> Counts | None:
     """From timings of a response: the prompt gives the first token, each round after it one more than it accepted.
 
     Rounds without a proposal are among them.
     """
-    if "predicted_n" not in found:
+    if "predicted_n" not in body:
         return None
-    known = numbers_of(found, "predicted_n", "draft_n", "draft_n_accepted")
+    known = numbers_of(body, "predicted_n", "draft_n", "draft_n_accepted")
     accepted = known.get("draft_n_accepted", 0.0)
     return Counts(
         num_rounds=max(known.get("predicted_n", 0.0) - 1 - accepted, 0.0),
@@ -191,13 +195,13 @@ def counts_of_object(found: Mapping[str, object]) -> Counts | None:
 
 def counts_of_line(line: str) -> Counts | None:
     """From `draft acceptance` of the log, a request each; older versions do not say how many rounds there were."""
-    found = _LINE.search(line)
-    if found is None:
+    told = _LINE.search(line)
+    if told is None:
         return None
-    accepted, proposed = number(found[2]), number(found[3])
-    mean = number(found[4]) if found[4] else None
+    accepted, proposed = number(told[2]), number(told[3])
+    mean = number(told[4]) if told[4] else None
     drafts = min(round(accepted / (mean - 1)), proposed) if mean is not None and mean > 1 else None
-    rates = [number(one) for one in re.findall(r"[0-9.]+", found[5] or "")] if drafts else []
+    rates = [number(rate) for rate in re.findall(r"[0-9.]+", told[5] or "")] if drafts else []
     if drafts and rates and mean is not None:  # a mean near 1 says little, told to two decimals
         at_least = math.ceil(proposed / len(rates))
         drafts = max(drafts, at_least) if mean > _TELLING_MEAN else at_least
@@ -209,3 +213,15 @@ def counts_of_line(line: str) -> Counts | None:
         accepted_by_position=tuple(rate * drafts for rate in rates) if drafts else (),
         warnings=("drafts follow from a rounded mean in the log",) if drafts else (),
     )
+
+
+ENGINE = Engine(
+    name="llama.cpp",
+    checked_against="b11549",
+    methods=tuple(_TYPES),
+    config=config,
+    findings=findings,
+    counts_of_series=counts_of_series,
+    counts_of_object=counts_of_object,
+    counts_of_line=counts_of_line,
+)

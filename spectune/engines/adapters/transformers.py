@@ -1,0 +1,175 @@
+"""transformers: assisted generation and prompt lookup; what generate() refuses. Checked against 5.24, by running it."""
+
+import json
+from collections.abc import Sequence
+
+from spectune.engines.engine import ConfigText, Engine
+from spectune.engines.preflight import (
+    TOKENS_APART,
+    Finding,
+    Plan,
+    error,
+    first_difference,
+    is_count,
+    method_findings,
+    mtp_findings,
+    padding_finding,
+    pair_findings,
+    warning,
+)
+from spectune.engines.speculation import Speculation
+
+_METHODS = ("draft_model", "layer_skip", "ngram", "mtp")
+
+
+# ------------------------------------------------------------------------------------------------ config
+
+
+def config(speculation: Speculation) -> ConfigText:
+    """The generate call, from loading on."""
+    draft = speculation.draft
+    if draft is None:
+        return _call(speculation, "none", [])
+    if draft.method == "layer_skip":
+        setup = _constant("model", speculation.num_speculative_tokens)  # which is its own assistant
+        note = "some architectures refuse it in this version"
+        return _call(speculation, "rejection", [note], setup, f"assistant_early_exit={draft.layers}, ")
+    if draft.method == "draft_model":
+        tokenizers = "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, " if speculation.padded else ""
+        note = "threshold and schedule are set because the defaults adapt K and persist across calls"
+        setup = _assistant(str(draft.model), speculation)
+        return _call(speculation, "rejection", [note], setup, f"assistant_model=assistant, {tokenizers}")
+    if draft.method == "ngram":
+        k, longest = speculation.num_speculative_tokens, draft.max_tokens
+        note = f"prompt lookup here has no lower bound, so it proposes more often than {draft.text} does"
+        lookup = f"prompt_lookup_num_tokens={k}, max_matching_ngram_size={longest}, "
+        return _call(speculation, "greedy_draft", [note] if draft.min_tokens > 1 else [], [], lookup)
+    return _call(
+        speculation, "rejection", ["K is the number of heads that the model predicts with"], [], "use_mtp=True, "
+    )
+
+
+def _call(
+    speculation: Speculation, rule: str, notes: list[str], setup: Sequence[str] = (), options: str = ""
+) -> ConfigText:
+    """Its code: the target is loaded, then what drafts is set up, then text generated with these options."""
+    lines = [*_loading(speculation), *setup, f"model.generate(**inputs, {options}{_sampling(speculation)})"]
+    notes = ["batch 1 only", *notes] if speculation.draft else notes
+    return ConfigText(text="\n".join(lines), rule=rule, notes=notes, language="python")
+
+
+def _sampling(speculation: Speculation) -> str:
+    if speculation.temperature == 0.0:
+        return "do_sample=False"
+    nucleus = f"top_p={speculation.top_p:g}, top_k={speculation.top_k}"
+    return f"do_sample=True, temperature={speculation.temperature:g}, {nucleus}"
+
+
+def _quoted(name: str) -> str:
+    """As formatters write a string."""
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _loading(speculation: Speculation) -> list[str]:
+    return [
+        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if speculation.padded else ''}",
+        "",
+        _loaded("model", speculation.target, speculation.dtype),
+    ]
+
+
+def _loaded(variable: str, model: str, dtype: str) -> str:
+    return f"{variable} = AutoModelForCausalLM.from_pretrained({_quoted(model)}, dtype={_quoted(dtype)})"
+
+
+def _assistant(draft: str, speculation: Speculation) -> list[str]:
+    """Other sizes of the embedding are taken for other tokenizers, even where padding alone differs."""
+    tokenizers = [
+        f"tokenizer = AutoTokenizer.from_pretrained({_quoted(speculation.target)})",
+        f"assistant_tokenizer = AutoTokenizer.from_pretrained({_quoted(draft)})",
+    ]
+    return [
+        *(tokenizers if speculation.padded else []),
+        _loaded("assistant", draft, speculation.dtype),
+        *_constant("assistant", speculation.num_speculative_tokens),
+    ]
+
+
+def _constant(model: str, k: int) -> list[str]:
+    """The draft's own configuration holds K and what would change it."""
+    return [
+        f"{model}.generation_config.num_assistant_tokens = {k}",
+        f'{model}.generation_config.num_assistant_tokens_schedule = "constant"',
+        f"{model}.generation_config.assistant_confidence_threshold = 0.0",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ preflight
+
+
+def findings(plan: Plan) -> list[Finding]:
+    """What generate() would refuse, or do otherwise."""
+    method = method_findings(plan, "transformers", _METHODS, "use a draft model, n-gram or layers:N")
+    return [*method, *_call_findings(plan), *_draft_findings(plan), *mtp_findings(plan), *pair_findings(plan)]
+
+
+def _call_findings(plan: Plan) -> list[Finding]:
+    """Of what is passed to generate()."""
+    findings, settings = [], plan.settings
+    if settings.get("use_cache") is False:
+        findings.append(error("cache", "assisted generation needs a cache", "leave use_cache out"))
+    if settings.get("num_return_sequences", 1) != 1:
+        message = "assisted generation returns one sequence"
+        findings.append(error("batch", message, "leave num_return_sequences out"))
+    batch = settings.get("batch_size", 1)
+    if is_count(batch) and batch > 1:
+        message = f"assisted generation runs batch 1 only, not {batch}: acceptance may be used, no speed-up is claimed"
+        findings.append(error("batch", message, "serve larger batches with another engine"))
+    if settings.get("cache_implementation") not in (None, "dynamic", "dynamic_full"):
+        message = f"assisted generation takes a dynamic cache only, not {settings['cache_implementation']}"
+        findings.append(error("cache", message, "leave cache_implementation out"))
+    if settings.get("assistant_ensemble_weight") is not None:
+        message = "assistant_ensemble_weight mixes the draft into the target's law: the output is not the target's"
+        findings.append(error("lossy", message, "leave it out"))
+    if settings.get("num_assistant_tokens_schedule", "constant") != "constant":
+        message = "this schedule adapts K, and some keep what they learnt across calls"
+        findings.append(warning("schedule", message, 'set num_assistant_tokens_schedule to "constant"'))
+    beams = settings.get("num_beams", 1)
+    if is_count(beams) and beams > 1:
+        findings.append(warning("beams", "with beams transformers does not assist", "leave num_beams out"))
+    return findings
+
+
+def _draft_findings(plan: Plan) -> list[Finding]:
+    method, k = plan.draft.method, plan.num_speculative_tokens
+    heads, depth = plan.target.mtp_layers, plan.target.layers
+    if method == "mtp" and heads and k is not None and k != heads:
+        message = f"transformers proposes what the model's {heads} heads predict, not K = {k}"
+        return [warning("mtp", message, f"price K = {heads}")]
+    if method == "layer_skip" and depth is not None and plan.draft.layers >= depth:
+        message = f"the first {plan.draft.layers} layers of {depth} are no shorter model"
+        return [error("layers", message, f"give layers:1 to layers:{depth - 1}")]
+    return _vocabulary_findings(plan) if method == "draft_model" else []
+
+
+def _vocabulary_findings(plan: Plan) -> list[Finding]:
+    """It judges by sizes alone; other sizes take universal assisted generation, which needs both tokenizers."""
+    difference = first_difference(plan)
+    both = "pass tokenizer= and assistant_tokenizer= to generate (universal assisted generation)"
+    if difference is None:
+        return padding_finding(plan, both, "padding, taken for other tokenizers")
+    if plan.target.vocab_size != plan.drafting.vocab_size:
+        return [warning("vocabulary", difference.message, both)]
+    message = f"{difference.message}; with equal sizes transformers does not notice"
+    if difference.lacks:
+        return [warning("vocabulary", f"{message}: such ones are never accepted", TOKENS_APART)]
+    return [error("vocabulary", message, "use another draft")]
+
+
+ENGINE = Engine(
+    name="transformers",
+    checked_against="5.24",
+    methods=_METHODS,
+    config=config,
+    findings=findings,
+)
