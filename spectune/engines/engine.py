@@ -1,6 +1,6 @@
 """What an adapter gives: an engine as a record of what it takes, what it refuses and how it counts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spectune.engines.preflight import Finding, Plan
@@ -30,7 +30,7 @@ class Engine:
     trees: Sequence[str] = ()  # methods whose proposals may branch; all others are verified as chains
     in_full: Mapping[str, str] = field(default_factory=dict)  # its short names of settings, and what they stand for
     config: Callable[[Speculation], ConfigText]
-    findings: Callable[[Plan], list[Finding]]
+    findings: Callable[[Plan], Iterator[Finding]]
     counts_of_series: Callable[[Series], Counts | None] | None = None
     counts_of_object: Callable[[Mapping[str, object]], Counts | None] | None = None
     counts_of_line: Callable[[str], Counts | None] | None = None

@@ -1,6 +1,6 @@
 """What engines hold a target and a draft against before any weight loads, and what they find there."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeGuard
 
@@ -122,12 +122,11 @@ def vocabulary_finding(plan: Plan, engine: str) -> Finding | None:
 TOKENS_APART = "check that such tokens do not occur in your texts"
 
 
-def padding_finding(plan: Plan, remedy: str, takes_as: str = "padding only") -> list[Finding]:
+def padding_findings(plan: Plan, remedy: str, taken_for: str = "padding only") -> Iterator[Finding]:
     """For engines that bear embeddings of other sizes."""
-    if plan.unequal_rows is None:
-        return []
-    ours, theirs = plan.unequal_rows
-    return [info("padding", f"embeddings of {ours} and {theirs} rows with the same tokens: {takes_as}", remedy)]
+    if plan.unequal_rows:
+        ours, theirs = plan.unequal_rows
+        yield info("padding", f"embeddings of {ours} and {theirs} rows with the same tokens: {taken_for}", remedy)
 
 
 # ------------------------------------------------------------------------------------------------ any pair
@@ -136,75 +135,62 @@ CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  #
 _HEAD_LAYERS = 4
 
 
-def pair_findings(plan: Plan) -> list[Finding]:
+def method_findings(plan: Plan, engine: str, methods: Container[str], remedy: str) -> Iterator[Finding]:
+    """Whether it has that way to draft."""
+    if plan.draft.method not in methods:
+        yield error("method", f"{engine} has no {plan.draft.method} drafting", remedy)
+
+
+def pair_findings(plan: Plan) -> Iterator[Finding]:
     """What any engine meets: tokens that could not be compared, a draft that ends before the target does."""
     if plan.model is None:
-        return []
-    found = [
-        _kind_finding(plan, plan.model),
-        _hidden_size_finding(plan, plan.model),
-        _heads_finding(plan, plan.model),
-        *([_untold_rows(plan, plan.model), _unread(plan, plan.model)] if plan.draft.method == "draft_model" else []),
-        _positions_finding(plan, plan.model),
-    ]
-    return [finding for finding in found if finding]
+        return
+    yield from _kind_findings(plan, plan.model)
+    yield from _head_findings(plan, plan.model)
+    if plan.draft.method == "draft_model":
+        yield from _untold_findings(plan.target, plan.model)
+    yield from _positions_findings(plan, plan.model)
 
 
-def method_findings(plan: Plan, engine: str, methods: Container[str], remedy: str) -> list[Finding]:
-    """Whether it has that way to draft."""
-    method = plan.draft.method
-    return [] if method in methods else [error("method", f"{engine} has no {method} drafting", remedy)]
-
-
-def _kind_finding(plan: Plan, model: ModelFacts) -> Finding | None:
+def _kind_findings(plan: Plan, model: ModelFacts) -> Iterator[Finding]:
     """Whether what is given as a head is one; whether a draft model is none."""
     method = plan.draft.method
     if method == "draft_model" and model.head:
         message = f"{model.name} is a head by its config ({model.head}), no draft model"
-        return error("method", message, f"give it as a head: eagle3:{plan.draft.model}, or eagle:, medusa:")
-    if method in ("eagle", "eagle3", "medusa") and not model.head and (model.layers or 0) > _HEAD_LAYERS:
+        yield error("method", message, f"give it as a head: eagle3:{plan.draft.model}, or eagle:, medusa:")
+    elif method in ("eagle", "eagle3", "medusa") and not model.head and (model.layers or 0) > _HEAD_LAYERS:
         message = f"{model.name} has {model.layers} layers and is no head by its config"
-        return warning("method", message, f"give it as a draft model: {plan.draft.model}")
-    return None
+        yield warning("method", message, f"give it as a draft model: {plan.draft.model}")
 
 
-def _hidden_size_finding(plan: Plan, model: ModelFacts) -> Finding | None:
-    size, wanted = plan.target.hidden_size, model.target_hidden_size or model.hidden_size
-    is_head = plan.draft.method in ("eagle", "eagle3") and model.head
-    if not is_head or size is None or wanted is None or size == wanted:
-        return None
-    message = f"the head is for a hidden size of {wanted}, the target's is {size}"
-    return error("hidden-size", message, "use a head that was trained for this target")
+def _head_findings(plan: Plan, model: ModelFacts) -> Iterator[Finding]:
+    """Whether a head is one of this target, and predicts as much as is asked of it."""
+    method, k, heads = plan.draft.method, plan.num_speculative_tokens, model.medusa_heads
+    sizes = plan.target.hidden_size, model.target_hidden_size or model.hidden_size
+    if method in ("eagle", "eagle3") and model.head and None not in sizes and sizes[0] != sizes[1]:
+        message = f"the head is for a hidden size of {sizes[1]}, the target's is {sizes[0]}"
+        yield error("hidden-size", message, "use a head that was trained for this target")
+    if method == "medusa" and heads and k is not None and k > heads:
+        message = f"{model.name} has {heads} heads: it proposes no more tokens than that"
+        yield warning("num-speculative-tokens", message, f"give K up to {heads}")
 
 
-def _heads_finding(plan: Plan, model: ModelFacts) -> Finding | None:
-    k, heads = plan.num_speculative_tokens, model.medusa_heads
-    if plan.draft.method != "medusa" or not heads or k is None or k <= heads:
-        return None
-    message = f"{model.name} has {heads} heads: it proposes no more tokens than that"
-    return warning("num-speculative-tokens", message, f"give K up to {heads}")
+def _untold_findings(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    if untold := [model.name for model in (target, draft) if model.vocab_size is None]:
+        message = f"the config of {' and '.join(untold)} tells no vocab_size: sizes were not compared"
+        yield warning("vocabulary-size", message, "check the file")
+    if unread := [model.name for model in (target, draft) if not model.texts]:
+        message = f"no tokenizer.json in {' and '.join(unread)}: the tokens were not compared"
+        yield warning("tokenizer", message, "save the tokenizers in the fast format, and ask again")
 
 
-def _untold_rows(plan: Plan, model: ModelFacts) -> Finding | None:
-    untold = [facts.name for facts in (plan.target, model) if facts.vocab_size is None]
-    message = f"the config of {' and '.join(untold)} tells no vocab_size: sizes were not compared"
-    return warning("vocabulary-size", message, "check the file") if untold else None
-
-
-def _unread(plan: Plan, model: ModelFacts) -> Finding | None:
-    unread = [facts.name for facts in (plan.target, model) if not facts.texts]
-    message = f"no tokenizer.json in {' and '.join(unread)}: the tokens were not compared"
-    return warning("tokenizer", message, "save the tokenizers in the fast format, and ask again") if unread else None
-
-
-def _positions_finding(plan: Plan, model: ModelFacts) -> Finding | None:
+def _positions_findings(plan: Plan, model: ModelFacts) -> Iterator[Finding]:
     lengths = (plan.settings.get(name) for name in CONTEXT)
     served = next((length for length in lengths if is_count(length)), None) or plan.target.max_positions
     own = model.max_positions
-    if own is None or served is None or own >= served:
-        return None
-    message = f"the draft has {own} positions, the target is served with {served}: longer texts have no draft"
-    return warning("positions", message, f"serve with at most {own} tokens, or a draft with more positions")
+    if own is not None and served is not None and own < served:
+        message = f"the draft has {own} positions, the target is served with {served}: longer texts have no draft"
+        yield warning("positions", message, f"serve with at most {own} tokens, or a draft with more positions")
 
 
 # ------------------------------------------------------------------------------------------------ a target's own heads
@@ -216,12 +202,13 @@ _MAY_HAVE_HEADS = (
 )  # fmt: skip
 
 
-def mtp_findings(plan: Plan) -> list[Finding]:
+def mtp_findings(plan: Plan) -> Iterator[Finding]:
     """A target that has nothing to predict with. Some architectures have heads that their config does not tell of."""
     facts = plan.drafting
     if plan.draft.method != "mtp" or facts.mtp_layers:
-        return []
+        return
     if facts.mtp_layers is None and (facts.model_type or "").startswith(_MAY_HAVE_HEADS):
         message = f"the config of {facts.name} does not tell how many tokens its own heads predict in a pass"
-        return [warning("mtp", message, "check that the engine knows its architecture's heads")]
-    return [error("mtp", f"{facts.name} has no heads of its own to predict with", "use another draft")]
+        yield warning("mtp", message, "check that the engine knows its architecture's heads")
+    else:
+        yield error("mtp", f"{facts.name} has no heads of its own to predict with", "use another draft")

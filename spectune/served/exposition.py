@@ -52,27 +52,38 @@ def since(before: Series, after: Series) -> Series:
     Raises: ConfigError where a counter fell, vanished, or was made anew, or the process started in between: the server
     restarted.
     """
-    remedy = "take both scrapes from one run of the server, and give the earlier one first"
     starts = [sorted(series.get(_START, {}).values()) for series in (before, after)]
-    if any(abs(one - other) > _SAME_START_S for one, other in zip(*starts, strict=False)):
-        raise ConfigError("the server restarted between the two scrapes: its process is another", remedy)
-    grown: Series = {}
-    for name, values in after.items():
-        for labels, value in values.items():
-            earlier = before.get(name, {}).get(labels, 0.0)
-            if name.endswith(_MADE) and earlier and abs(value - earlier) > _SAME_START_S:
-                raise ConfigError(f"the server restarted between the two scrapes: {name} changed", remedy)
-            if value < earlier and is_counter(name):
-                fell = f"{name} fell from {earlier:g} to {value:g}"
-                raise ConfigError(f"the server restarted between the two scrapes: {fell}", remedy)
-            grown.setdefault(name, {})[labels] = value - earlier if is_counter(name) else value
-    gone = [name for name, values in before.items() if is_counter(name) and values.keys() - after.get(name, {}).keys()]
+    if any(abs(earlier - later) > _SAME_START_S for earlier, later in zip(*starts, strict=False)):
+        raise _restarted("its process is another")
+    grown = {
+        name: {labels: _grown(name, before.get(name, {}).get(labels, 0.0), value) for labels, value in values.items()}
+        for name, values in after.items()
+    }
+    gone = [name for name, values in before.items() if _is_counter(name) and values.keys() - after.get(name, {}).keys()]
     if gone:
-        raise ConfigError(f"the second scrape lacks a series of {gone[0]} that the first has", remedy)
+        raise ConfigError(f"the second scrape lacks a series of {gone[0]} that the first has", _ONE_RUN)
     return grown
 
 
-def is_counter(name: str) -> bool:
+_ONE_RUN = "take both scrapes from one run of the server, and give the earlier one first"
+
+
+def _restarted(sign: str) -> ConfigError:
+    return ConfigError(f"the server restarted between the two scrapes: {sign}", _ONE_RUN)
+
+
+def _grown(name: str, earlier: float, value: float) -> float:
+    """Of a counter what came in between, of a gauge its value now."""
+    if name.endswith(_MADE) and earlier and abs(value - earlier) > _SAME_START_S:
+        raise _restarted(f"{name} changed")
+    if not _is_counter(name):
+        return value
+    if value < earlier:
+        raise _restarted(f"{name} fell from {earlier:g} to {value:g}")
+    return value - earlier
+
+
+def _is_counter(name: str) -> bool:
     """Whether a metric only grows: counters end in _total, but for older ones of vLLM."""
     return name.endswith("_total") or (name.startswith("vllm:spec_decode_num_") and not name.endswith(_MADE))
 

@@ -7,7 +7,7 @@ against a running server (tests/e2e/test_llama_cpp.py).
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from spectune.checkpoints.facts import ModelFacts
 from spectune.drafting_spec import DraftSpec
@@ -79,54 +79,68 @@ def _drafting(draft: DraftSpec, k: int) -> tuple[list[str], list[str]]:
 # ------------------------------------------------------------------------------------------------ preflight
 
 
-def findings(plan: Plan) -> list[Finding]:
+def findings(plan: Plan) -> Iterator[Finding]:
     """What llama.cpp would refuse or read otherwise."""
-    findings = method_findings(plan, "llama.cpp", _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
+    yield from method_findings(plan, "llama.cpp", _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
     for name, replacement in _REMOVED.items():
         if name in plan.settings:
             option = f"{'-' if len(name) == 2 else '--'}{name.replace('_', '-')}"
             message = f"{option} was removed: the server does not start with it"
-            findings.append(error("gone", message, f"write {replacement} {plan.settings[name]}"))
-    findings += mtp_findings(plan)
+            yield error("gone", message, f"write {replacement} {plan.settings[name]}")
+    yield from mtp_findings(plan)
     if plan.draft.method == "draft_model":
-        findings += _vocabulary_findings(plan.target, plan.drafting)
-    return [*findings, *pair_findings(plan)]
+        refusals = list(_refusals(plan.target, plan.drafting))
+        yield from refusals or _uncompared_findings(plan.target, plan.drafting)
+    yield from pair_findings(plan)
 
 
-def _vocabulary_findings(target: ModelFacts, draft: ModelFacts) -> list[Finding]:
-    """Equal kinds, begin and end tokens and texts from id 5 on; sizes may differ by 128."""
-    refusals = []
+def _refusals(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    """Kinds, begin and end tokens and texts from id 5 on must be equal; sizes may differ by 128."""
     if target.tokenizer_kind and draft.tokenizer_kind and target.tokenizer_kind != draft.tokenizer_kind:
         kinds = f"{printable(target.tokenizer_kind)} and {printable(draft.tokenizer_kind)}"
-        refusals.append(_refusal(f"llama.cpp refuses vocabularies of kinds {kinds}"))
-    refusals += _edge_findings("bos", target.add_bos, draft.add_bos, target.bos_id, draft.bos_id)
-    refusals += _edge_findings("eos", target.add_eos, draft.add_eos, target.eos_id, draft.eos_id)
-    sizes = target.vocab_size or len(target.texts), draft.vocab_size or len(draft.texts)
-    if abs(sizes[0] - sizes[1]) > _SIZE_DIFFERENCE:
-        apart = f"over {_SIZE_DIFFERENCE} apart"
-        refusals.append(_refusal(f"llama.cpp refuses vocabularies of {sizes[0]} and {sizes[1]}: {apart}"))
-    if not target.texts or not draft.texts:
-        return refusals
-    named = sorted(i for i in target.texts.keys() | draft.texts.keys() if i < min(sizes))
-    differing = [i for i in named if _text(target, i) != _text(draft, i)]
-    compared = [i for i in differing if i >= _FIRST_COMPARED_ID]
+        yield _refusal(f"llama.cpp refuses vocabularies of kinds {kinds}")
+    yield from _edge_refusals("bos", (target.add_bos, draft.add_bos), (target.bos_id, draft.bos_id))
+    yield from _edge_refusals("eos", (target.add_eos, draft.add_eos), (target.eos_id, draft.eos_id))
+    ours, theirs = _size(target), _size(draft)
+    if abs(ours - theirs) > _SIZE_DIFFERENCE:
+        yield _refusal(f"llama.cpp refuses vocabularies of {ours} and {theirs}: over {_SIZE_DIFFERENCE} apart")
+    compared = [token_id for token_id in _differing(target, draft) if token_id >= _FIRST_COMPARED_ID]
     if compared:
-        return [*refusals, _refusal(f"the tokenizers differ: {_texts_at(compared[0], target, draft)}")]
-    return refusals or _uncompared_findings(target, draft, differing, sizes)
+        yield _refusal(f"the tokenizers differ: {_texts_at(compared[0], target, draft)}")
 
 
-def _uncompared_findings(
-    target: ModelFacts, draft: ModelFacts, differing: list[int], sizes: tuple[int, int]
-) -> list[Finding]:
+def _edge_refusals(
+    name: str, added: tuple[bool | None, bool | None], ids: tuple[int | None, int | None]
+) -> Iterator[Finding]:
+    """Of the token that begins or ends texts: both add it or neither, and the same one."""
+    if None not in added and added[0] != added[1]:
+        yield _refusal(f"one model adds a {name} token, the other does not")
+    elif added[0] and None not in ids and ids[0] != ids[1]:
+        yield _refusal(f"the models add other {name} tokens, ids {ids[0]} and {ids[1]}")
+
+
+def _uncompared_findings(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
     """What it bears: other texts at the first ids, and other sizes."""
+    differing, ours, theirs = _differing(target, draft), _size(target), _size(draft)
     if differing:
-        message = _texts_at(differing[0], target, draft)
-        message += f"; llama.cpp compares ids {_FIRST_COMPARED_ID} to {min(sizes) - 1} only"
-        return [warning("vocabulary", message, TOKENS_APART)]
-    if sizes[0] == sizes[1]:
+        compared = f"llama.cpp compares ids {_FIRST_COMPARED_ID} to {min(ours, theirs) - 1} only"
+        yield warning("vocabulary", f"{_texts_at(differing[0], target, draft)}; {compared}", TOKENS_APART)
+    elif target.texts and draft.texts and ours != theirs:
+        message = f"embeddings of {ours} and {theirs} rows with the same tokens: padding only"
+        yield info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference")
+
+
+def _size(model: ModelFacts) -> int:
+    return model.vocab_size or len(model.texts)
+
+
+def _differing(target: ModelFacts, draft: ModelFacts) -> list[int]:
+    """Ids in both vocabularies with another text in each; none where one of them is not known."""
+    if not target.texts or not draft.texts:
         return []
-    message = f"embeddings of {sizes[0]} and {sizes[1]} rows with the same tokens: padding only"
-    return [info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference")]
+    size = min(_size(target), _size(draft))
+    named = sorted(token_id for token_id in target.texts.keys() | draft.texts.keys() if token_id < size)
+    return [token_id for token_id in named if _text(target, token_id) != _text(draft, token_id)]
 
 
 def _refusal(message: str) -> Finding:
@@ -140,17 +154,6 @@ def _texts_at(token_id: int, target: ModelFacts, draft: ModelFacts) -> str:
 def _text(facts: ModelFacts, token_id: int) -> str:
     """As it is in a GGUF file, which has one for every row of the embedding."""
     return facts.texts.get(token_id, f"[PAD{token_id}]")
-
-
-def _edge_findings(
-    name: str, ours: bool | None, theirs: bool | None, our: int | None, their: int | None
-) -> list[Finding]:
-    """Of the token that begins or ends texts: both add it or neither, and the same one."""
-    if None not in (ours, theirs) and ours != theirs:
-        return [_refusal(f"one model adds a {name} token, the other does not")]
-    if ours and None not in (our, their) and our != their:
-        return [_refusal(f"the models add other {name} tokens, ids {our} and {their}")]
-    return []
 
 
 # ------------------------------------------------------------------------------------------------ telemetry

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from spectune.choice import LONGEST
 from spectune.drafting_spec import DraftSpec
@@ -54,25 +54,28 @@ def config(speculation: Speculation) -> ConfigText:
         return ConfigText(text=_JOINED.join(lines), rule="none", notes=[])
     lines.append(f"--speculative-algorithm {_ALGORITHMS[draft.method]}")
     lines += [] if draft.model is None else [f"--speculative-draft-model-path {shlex.quote(draft.model)}"]
-    notes, files = (
-        ["speculation lowers --max-running-requests to 48 unless it is given: give plain decoding the same"],
-        {},
-    )
     lines += _shape(draft, speculation)
-    if draft.method == "ngram":
-        notes.append("its n-grams come from a trie over all requests, not from the prompt alone: acceptance differs")
-    elif speculation.varies and draft.method in _ADAPTIVE:
-        lines += ["--speculative-adaptive", f"--speculative-adaptive-config {FOLDER}adaptive.json"]
+    files = {}
+    if speculation.varies and draft.method in _ADAPTIVE:
         files["adaptive.json"] = _tiers(speculation.batches)
-    elif speculation.varies:
-        k = speculation.num_speculative_tokens
-        notes.append(f"no schedule by batch: adaptive mode is for EAGLE, so K = {k} stays at every batch")
-    if speculation.tree_width > 1:
-        notes.append(f"a tree needs --page-size 1, or attention by {', '.join(_TREE_BACKENDS)}")
+        lines += ["--speculative-adaptive", f"--speculative-adaptive-config {FOLDER}adaptive.json"]
+    notes = _notes(draft, speculation)
     return ConfigText(text=_JOINED.join(lines), rule="greedy_draft", notes=notes, files=files)
 
 
 _JOINED = " \\\n  "
+
+
+def _notes(draft: DraftSpec, speculation: Speculation) -> list[str]:
+    notes = ["speculation lowers --max-running-requests to 48 unless it is given: give plain decoding the same"]
+    if draft.method == "ngram":
+        notes.append("its n-grams come from a trie over all requests, not from the prompt alone: acceptance differs")
+    elif speculation.varies and draft.method not in _ADAPTIVE:
+        k = speculation.num_speculative_tokens
+        notes.append(f"no schedule by batch: adaptive mode is for EAGLE, so K = {k} stays at every batch")
+    if speculation.tree_width > 1:
+        notes.append(f"a tree needs --page-size 1, or attention by {', '.join(_TREE_BACKENDS)}")
+    return notes
 
 
 def _shape(draft: DraftSpec, speculation: Speculation) -> list[str]:
@@ -95,51 +98,42 @@ def _tiers(batches: list[tuple[int, int, int]]) -> str:
 # ------------------------------------------------------------------------------------------------ preflight
 
 
-def findings(plan: Plan) -> list[Finding]:
+def findings(plan: Plan) -> Iterator[Finding]:
     """What SGLang would refuse, change by itself, or do inexactly."""
-    method = plan.draft.method
-    algorithm = str(plan.settings.get("speculative_algorithm") or _ALGORITHMS.get(method, "")).upper()
-    remedy = "use a draft model, n-gram, EAGLE or MTP"
-    return [
-        *([] if algorithm else [error("method", f"SGLang has no {method} drafting", remedy)]),
-        *_shape_findings(plan),
-        *mtp_findings(plan),
-        *_lossy_findings(plan.settings),
-        *_serving_findings(plan.settings, algorithm),
-        *_sampling_findings(plan.settings, algorithm),
-        *_adaptive_findings(plan.settings, algorithm),
-        *(_vocabulary_findings(plan) if method == "draft_model" else []),
-        *(_stricter(finding) for finding in pair_findings(plan)),
-    ]
+    settings, method = plan.settings, plan.draft.method
+    algorithm = str(settings.get("speculative_algorithm") or _ALGORITHMS.get(method, "")).upper()
+    if not algorithm:
+        yield error("method", f"SGLang has no {method} drafting", "use a draft model, n-gram, EAGLE or MTP")
+    yield from _shape_findings(plan)
+    yield from mtp_findings(plan)
+    yield from _lossy_findings(settings)
+    yield from _serving_findings(settings, algorithm)
+    yield from _sampling_findings(settings, algorithm)
+    if settings.get("speculative_adaptive") is True and (
+        algorithm not in ("EAGLE", "EAGLE3") or settings.get("enable_dp_attention")
+    ):
+        message = "SGLang turns adaptive mode off: it is for EAGLE and EAGLE-3 without attention data parallelism"
+        yield warning("schedule", message, "leave --speculative-adaptive out")
+    if method == "draft_model":
+        yield from _vocabulary_findings(plan)
+    yield from map(_stricter, pair_findings(plan))
 
 
-def _lossy_findings(settings: Mapping[str, object]) -> list[Finding]:
-    findings = []
+def _lossy_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
     for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
         value = settings.get(name)
         if _below_one(value):
             message = f"{name} {value} keeps tokens that the target would not: the output is not the target's"
-            findings.append(error("lossy", message, "leave it at 1"))
-    return findings
+            yield error("lossy", message, "leave it at 1")
 
 
-def _serving_findings(settings: Mapping[str, object], algorithm: str) -> list[Finding]:
-    findings = []
+def _serving_findings(settings: Mapping[str, object], algorithm: str) -> Iterator[Finding]:
     if settings.get("enable_dp_attention") and algorithm in _NO_DP_ATTENTION:
         message = f"SGLang refuses {algorithm} with attention data parallelism"
-        findings.append(error("dp-attention", message, "drop --enable-dp-attention, or draft with EAGLE"))
+        yield error("dp-attention", message, "drop --enable-dp-attention, or draft with EAGLE")
     if algorithm and "max_running_requests" not in settings:
         message = "under speculation SGLang serves at most 48 requests at once unless --max-running-requests is given"
-        findings.append(warning("max-running-requests", message, "give it, the same for plain decoding"))
-    return findings
-
-
-def _adaptive_findings(settings: Mapping[str, object], algorithm: str) -> list[Finding]:
-    runs = algorithm in ("EAGLE", "EAGLE3") and not settings.get("enable_dp_attention")
-    if settings.get("speculative_adaptive") is not True or runs:
-        return []
-    message = "SGLang turns adaptive mode off: it is for EAGLE and EAGLE-3 without attention data parallelism"
-    return [warning("schedule", message, "leave --speculative-adaptive out")]
+        yield warning("max-running-requests", message, "give it, the same for plain decoding")
 
 
 def _stricter(finding: Finding) -> Finding:
@@ -160,7 +154,7 @@ def _below_one(value: object) -> bool:
 _SHAPE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
 
-def _shape_findings(plan: Plan) -> list[Finding]:
+def _shape_findings(plan: Plan) -> Iterator[Finding]:
     """Steps, topk and verified tokens: all or none; a chain verifies its root too."""
     settings = dict(plan.settings)
     if plan.num_speculative_tokens is not None and any(name in settings for name in _SHAPE):
@@ -169,12 +163,13 @@ def _shape_findings(plan: Plan) -> list[Finding]:
     missing = [f"--{name.replace('_', '-')}" for name in _SHAPE if name not in settings]
     adaptive = settings.get("speculative_adaptive") is True  # which takes topk 1, and tokens from the steps
     if 0 < len(missing) < len(_SHAPE) and plan.draft.method in _TREES and not adaptive:
-        return [_incomplete_shape(", ".join(missing), steps, topk)]
-    if is_count(steps) and topk == 1 and is_count(tokens) and tokens != steps + 1:
+        yield _incomplete_shape(", ".join(missing), steps, topk)
+    elif is_count(steps) and topk == 1 and is_count(tokens) and tokens != steps + 1:
         message = f"with topk 1 and {steps} steps, num-draft-tokens must be {steps + 1}, the root counts"
         remedy = f"give --speculative-num-draft-tokens {steps + 1}"
-        return [warning("tree-shape", f"{message}: SGLang sets it so", remedy)]
-    return _tree_findings(plan.settings, topk) if is_count(topk) and topk > 1 else []
+        yield warning("tree-shape", f"{message}: SGLang sets it so", remedy)
+    elif is_count(topk) and topk > 1:
+        yield from _tree_findings(plan.settings, topk)
 
 
 def _incomplete_shape(missing: str, steps: object, topk: object) -> Finding:
@@ -188,42 +183,38 @@ def _incomplete_shape(missing: str, steps: object, topk: object) -> Finding:
 _TREE_BACKENDS = ("flashinfer", "fa3", "triton")
 
 
-def _tree_findings(settings: Mapping[str, object], topk: int) -> list[Finding]:
+def _tree_findings(settings: Mapping[str, object], topk: int) -> Iterator[Finding]:
     backend, page = settings.get("attention_backend"), settings.get("page_size", 1)
-    findings = []
     if backend == "trtllm_mha":
-        findings.append(error("tree-shape", f"trtllm_mha verifies chains only, not topk {topk}", "give topk 1"))
+        yield error("tree-shape", f"trtllm_mha verifies chains only, not topk {topk}", "give topk 1")
     elif is_count(page) and page > 1 and backend is not None and backend not in _TREE_BACKENDS:
         message = f"topk {topk} with pages of {page} tokens runs on {', '.join(_TREE_BACKENDS)} only, not on {backend}"
-        findings.append(error("tree-shape", message, "give --page-size 1, or one of these backends"))
+        yield error("tree-shape", message, "give --page-size 1, or one of these backends")
     if settings.get("speculative_adaptive") is True:
         message = f"SGLang turns adaptive mode off with topk {topk}"
-        findings.append(warning("schedule", message, "give topk 1, or leave --speculative-adaptive out"))
-    return findings
+        yield warning("schedule", message, "give topk 1, or leave --speculative-adaptive out")
 
 
-def _sampling_findings(settings: Mapping[str, object], algorithm: str) -> list[Finding]:
+def _sampling_findings(settings: Mapping[str, object], algorithm: str) -> Iterator[Finding]:
     """Rejection sampling is for chains of EAGLE's kind."""
     if settings.get("speculative_use_rejection_sampling") is not True:
-        return []
+        return
     if algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
         message = f"SGLang has no rejection sampling for {algorithm}"
-        return [error("sampling", message, "drop --speculative-use-rejection-sampling")]
-    if settings.get("speculative_eagle_topk", 1) != 1:
+        yield error("sampling", message, "drop --speculative-use-rejection-sampling")
+    elif settings.get("speculative_eagle_topk", 1) != 1:
         message = "SGLang's rejection sampling is for chains"
-        return [error("sampling", message, "give --speculative-eagle-topk 1")]
-    return []
+        yield error("sampling", message, "give --speculative-eagle-topk 1")
 
 
-def _vocabulary_findings(plan: Plan) -> list[Finding]:
+def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
     """STANDALONE compares sizes, then every token."""
     difference, rows = first_difference(plan), plan.unequal_rows
     if difference:
-        return [error("vocabulary", difference.message, OTHER_VOCABULARY)]
-    if rows:
+        yield error("vocabulary", difference.message, OTHER_VOCABULARY)
+    elif rows:
         message = f"STANDALONE refuses embeddings of {rows[0]} and {rows[1]} rows, though the tokens are the same"
-        return [error("padding", message, "pad the draft to the target's size, or use llama.cpp or transformers")]
-    return []
+        yield error("padding", message, "pad the draft to the target's size, or use llama.cpp or transformers")
 
 
 # ------------------------------------------------------------------------------------------------ telemetry

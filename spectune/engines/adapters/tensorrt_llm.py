@@ -4,7 +4,7 @@ Checked against tensorrt_llm/llmapi/llm_args.py and tensorrt_llm/metrics/collect
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -18,7 +18,7 @@ from spectune.engines.preflight import (
     is_count,
     method_findings,
     mtp_findings,
-    padding_finding,
+    padding_findings,
     pair_findings,
     vocabulary_finding,
     warning,
@@ -89,89 +89,86 @@ def _schedule(draft: DraftSpec, batches: list[tuple[int, int, int]]) -> tuple[di
 # ------------------------------------------------------------------------------------------------ preflight
 
 
-def findings(plan: Plan) -> list[Finding]:
+def findings(plan: Plan) -> Iterator[Finding]:
     """What TensorRT-LLM would refuse, ignore or do inexactly."""
     settings, method = plan.settings, plan.draft.method
-    findings = _kind_findings(plan)
+    yield from _kind_findings(plan)
     length = settings.get("max_draft_len", plan.num_speculative_tokens)
     if length is None and method != "mtp":
-        findings.append(error("num-speculative-tokens", "max_draft_len is missing", "give --num-speculative-tokens"))
-    findings += _schedule_findings(settings, length)
-    findings += [*_tree_findings(settings, length), *mtp_findings(plan)]
+        yield error("num-speculative-tokens", "max_draft_len is missing", "give --num-speculative-tokens")
+    yield from _schedule_findings(settings, length)
+    yield from _tree_findings(settings, length)
+    yield from mtp_findings(plan)
     if settings.get("use_relaxed_acceptance_for_thinking"):
         message = "relaxed acceptance keeps tokens that the target would not: the output is not the target's"
-        findings.append(error("lossy", message, "leave use_relaxed_acceptance_for_thinking out"))
+        yield error("lossy", message, "leave use_relaxed_acceptance_for_thinking out")
     if method == "draft_model":
-        findings += _vocabulary_findings(plan)
-    return [*findings, *pair_findings(plan)]
+        yield from _vocabulary_findings(plan)
+    yield from pair_findings(plan)
 
 
-def _kind_findings(plan: Plan) -> list[Finding]:
+def _kind_findings(plan: Plan) -> Iterator[Finding]:
     """Of decoding_type, as it is set or follows from the draft."""
     given, method = plan.settings.get("decoding_type"), plan.draft.method
     kind = str(given or _TYPES.get(method) or method.capitalize())
     if kind in _NOT_ON_PYTORCH:
         message = f"{kind} is not on the PyTorch backend"
-        return [error("backend", message, "use Eagle3, MTP, NGram or Draft_Target")]
-    if "decoding_type" in plan.settings:
-        return []
-    return method_findings(plan, _NAME, _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
+        yield error("backend", message, "use Eagle3, MTP, NGram or Draft_Target")
+    elif "decoding_type" not in plan.settings:
+        yield from method_findings(plan, _NAME, _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
 
 
-def _vocabulary_findings(plan: Plan) -> list[Finding]:
+def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
     finding = vocabulary_finding(plan, _NAME)
     if finding:
-        return [finding]
-    return padding_finding(plan, "whether TensorRT-LLM takes such a pair is not documented: a start tells")
+        yield finding
+    else:
+        remedy = "whether TensorRT-LLM takes such a pair is not documented: a start tells"
+        yield from padding_findings(plan, remedy)
 
 
-def _schedule_findings(settings: Mapping[str, object], length: object) -> list[Finding]:
+def _schedule_findings(settings: Mapping[str, object], length: object) -> Iterator[Finding]:
     schedule = settings.get("draft_len_schedule")
-    if schedule is None:
-        return []
     if isinstance(schedule, dict):  # JSON has names only, which are read as numbers
         schedule = {int(k) if isinstance(k, str) and k.isdecimal() else k: v for k, v in schedule.items()}
+    if schedule is None:
+        return
     if not isinstance(schedule, dict) or not schedule or not all(map(is_count, (*schedule, *schedule.values()))):
-        return [error("schedule", "draft_len_schedule is no map of batch to length", "write {4: 4, 8: 2}")]
-    if min(schedule) < 1:
-        return [error("schedule", "draft_len_schedule has a batch of 0", "count batches from 1")]
-    if length is None:
-        return []
-    if not is_count(length):
-        return [error("schedule", f"max_draft_len is {length}, no number", "give a whole number")]
-    findings = _length_findings(schedule, length)
-    if settings.get("max_concurrency") is not None:
-        message = "max_concurrency and draft_len_schedule exclude each other"
-        findings.append(error("schedule", message, "keep the schedule alone"))
-    return findings
+        yield error("schedule", "draft_len_schedule is no map of batch to length", "write {4: 4, 8: 2}")
+    elif min(schedule) < 1:
+        yield error("schedule", "draft_len_schedule has a batch of 0", "count batches from 1")
+    elif is_count(length):
+        yield from _length_findings(schedule, length)
+        if settings.get("max_concurrency") is not None:
+            message = "max_concurrency and draft_len_schedule exclude each other"
+            yield error("schedule", message, "keep the schedule alone")
+    elif length is not None:
+        yield error("schedule", f"max_draft_len is {length}, no number", "give a whole number")
 
 
-def _length_findings(schedule: Mapping[int, int], length: int) -> list[Finding]:
+def _length_findings(schedule: Mapping[int, int], length: int) -> Iterator[Finding]:
     """Of a schedule against max_draft_len."""
-    findings, smallest = [], min(schedule)
+    smallest = min(schedule)
     first = schedule[smallest]
     if first != length:
         message = f"the smallest key of draft_len_schedule, {smallest}, has {first}; max_draft_len is {length}"
-        remedy = f"the smallest key must equal max_draft_len: {{{smallest}: {length}}}"
-        findings.append(error("schedule", message, remedy))
+        yield error("schedule", message, f"the smallest key must equal max_draft_len: {{{smallest}: {length}}}")
     if max(schedule.values()) > length:
-        message = f"draft_len_schedule goes above max_draft_len {length}"
-        findings.append(error("schedule", message, "raise max_draft_len"))
-    return findings
+        yield error("schedule", f"draft_len_schedule goes above max_draft_len {length}", "raise max_draft_len")
 
 
-def _tree_findings(settings: Mapping[str, object], length: object) -> list[Finding]:
+def _tree_findings(settings: Mapping[str, object], length: object) -> Iterator[Finding]:
     topk, nodes = settings.get("dynamic_tree_max_topK"), settings.get("max_total_draft_tokens")
-    if topk is not None and not settings.get("use_dynamic_tree"):
-        return [warning("tree-shape", "dynamic_tree_max_topK does nothing without use_dynamic_tree", "set both")]
-    if settings.get("use_dynamic_tree") and not (is_count(topk) and topk and is_count(length) and length):
+    branches = settings.get("use_dynamic_tree")
+    if topk is not None and not branches:
+        yield warning("tree-shape", "dynamic_tree_max_topK does nothing without use_dynamic_tree", "set both")
+    elif branches and not (is_count(topk) and topk and is_count(length) and length):
         missing = "max_draft_len" if is_count(topk) and topk else "dynamic_tree_max_topK"
-        return [error("tree-shape", f"use_dynamic_tree needs {missing}", f"set {missing} to 1 or more")]
-    if not (is_count(topk) and is_count(nodes) and is_count(length)) or length <= nodes <= topk * length:
-        return []
-    most = topk * length
-    message = f"max_total_draft_tokens {nodes} is not between max_draft_len {length} and topK times it, {most}"
-    return [error("tree-shape", message, f"give {length} to {most}")]
+        yield error("tree-shape", f"use_dynamic_tree needs {missing}", f"set {missing} to 1 or more")
+    elif is_count(topk) and is_count(nodes) and is_count(length) and not length <= nodes <= topk * length:
+        most = topk * length
+        message = f"max_total_draft_tokens {nodes} is not between max_draft_len {length} and topK times it, {most}"
+        yield error("tree-shape", message, f"give {length} to {most}")
 
 
 # ------------------------------------------------------------------------------------------------ telemetry

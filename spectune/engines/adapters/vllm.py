@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -78,140 +78,122 @@ def _command(speculation: Speculation, settings: dict[str, Any], rule: str, note
 
 # ------------------------------------------------------------------------------------------------ preflight
 
-_GONE = ("speculative_token_tree", "disable_by_batch_size", "speculative_disable_by_batch_size")
 
-
-def findings(plan: Plan) -> list[Finding]:
+def findings(plan: Plan) -> Iterator[Finding]:
     """What vLLM would refuse, ignore or read otherwise."""
-    schedule = plan.settings.get("num_speculative_tokens_per_batch_size")
-    return [
-        *pair_findings(plan),
-        *_method_findings(plan),
-        *(_vocabulary_findings(plan) if plan.draft.method == "draft_model" else []),
-        *_lookup_findings(plan),
-        *_mtp_findings(plan),
-        *_gone_findings(plan),
-        *_parallel_findings(plan.settings),
-        *_sampling_findings(plan),
-        *(_schedule_findings(schedule, plan) if schedule else []),
-    ]
+    yield from pair_findings(plan)
+    yield from _method_findings(plan)
+    if plan.draft.method == "draft_model":
+        yield from _vocabulary_findings(plan)
+    yield from _lookup_findings(plan.settings)
+    yield from _mtp_findings(plan)
+    yield from _gone_findings(plan)
+    yield from _parallel_findings(plan.settings)
+    yield from _sampling_findings(plan)
+    if schedule := plan.settings.get("num_speculative_tokens_per_batch_size"):
+        yield from _schedule_findings(schedule, plan)
 
 
-def _method_findings(plan: Plan) -> list[Finding]:
-    method, given, findings = plan.draft.method, plan.settings.get("method"), []
+def _method_findings(plan: Plan) -> Iterator[Finding]:
+    method, given = plan.draft.method, plan.settings.get("method")
     if method == "layer_skip":
-        message = "vLLM does not draft with the first layers of a target"
-        findings.append(error("method", message, "use n-gram or a draft model"))
+        yield error("method", "vLLM does not draft with the first layers of a target", "use n-gram or a draft model")
     elif plan.num_speculative_tokens is None and method not in ("mtp", "suffix"):
-        message = f"vLLM needs a K for {method}"
-        findings.append(error("num-speculative-tokens", message, "give --num-speculative-tokens"))
+        yield error("num-speculative-tokens", f"vLLM needs a K for {method}", "give --num-speculative-tokens")
     if given is not None and given != method and not (method == "mtp" and str(given).endswith("_mtp")):
         message = f"the settings say method {given}, the draft is read as {method}"
-        findings.append(warning("method", message, "give the draft that is meant, as in --draft eagle3:MODEL"))
+        yield warning("method", message, "give the draft that is meant, as in --draft eagle3:MODEL")
     if method == "suffix":
-        message = "vLLM's suffix decoding needs the package arctic-inference"
-        findings.append(warning("package", message, "install it there"))
-    return findings
+        yield warning("package", "vLLM's suffix decoding needs the package arctic-inference", "install it there")
 
 
-def _vocabulary_findings(plan: Plan) -> list[Finding]:
+def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
     """VLLM compares the rows of the embeddings, and nothing else."""
     if plan.settings.get("use_heterogeneous_vocab") is True:
-        if plan.settings.get("draft_sample_method", "greedy") == "greedy":
-            return []
-        message = "use_heterogeneous_vocab drafts greedily only"
-        return [error("vocabulary", message, "leave draft_sample_method at greedy")]
+        if plan.settings.get("draft_sample_method", "greedy") != "greedy":
+            message = "use_heterogeneous_vocab drafts greedily only"
+            yield error("vocabulary", message, "leave draft_sample_method at greedy")
+        return
     difference, rows = vocabulary_finding(plan, "vLLM"), plan.unequal_rows
-    findings = [difference] if difference else []
+    if difference:
+        yield difference
     if rows and (difference is None or difference.level == "warning"):
         though = "though the tokens are the same" if difference is None else "whatever their tokens"
         message = f"vLLM's draft_model refuses embeddings of {rows[0]} and {rows[1]} rows, {though}"
-        remedy = "pad the draft to the target's size, or set use_heterogeneous_vocab"
-        findings.append(error("padding", message, remedy))
-    return findings
+        yield error("padding", message, "pad the draft to the target's size, or set use_heterogeneous_vocab")
 
 
-def _parallel_findings(settings: Mapping[str, object]) -> list[Finding]:
-    devices, own, findings = settings.get("tensor_parallel_size"), settings.get("draft_tensor_parallel_size"), []
-    if "speculative_config.tensor_parallel_size" in settings:
-        message = "speculative_config has no tensor_parallel_size"
-        findings.append(error("tensor-parallel", message, "write draft_tensor_parallel_size"))
-    if own is not None and own not in (1, devices or 1):
-        message = f"vLLM runs a draft on 1 or on the target's {devices or 1} devices, not on {own}"
-        remedy = f"set draft_tensor_parallel_size to 1{f' or {devices}' if devices else ''}"
-        findings.append(error("tensor-parallel", message, remedy))
-    return findings
-
-
-def _sampling_findings(plan: Plan) -> list[Finding]:
-    settings, findings = plan.settings, []
-    if settings.get("rejection_sample_method") == "synthetic" or any("synthetic" in name for name in settings):
-        message = "synthetic acceptance keeps proposals at random: the output is not the target's"
-        findings.append(error("lossy", message, "leave rejection_sample_method at standard, or block"))
-    if settings.get("use_heterogeneous_vocab") and plan.draft.method != "draft_model":
-        message = "use_heterogeneous_vocab is for draft models only"
-        findings.append(error("vocabulary", message, "leave it out"))
-    for name in ("min_p", "logit_bias"):
-        if settings.get(name):
-            findings.append(error("sampling", f"vLLM refuses requests with {name} under speculation", f"drop {name}"))
-    return findings
-
-
-def _lookup_findings(plan: Plan) -> list[Finding]:
-    low, high = plan.settings.get("prompt_lookup_min"), plan.settings.get("prompt_lookup_max")
-    if low is None and high is None:
-        return []
-    if low is None or high is None:
+def _lookup_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
+    low, high = settings.get("prompt_lookup_min"), settings.get("prompt_lookup_max")
+    if (low is None) != (high is None):
         given, value = ("prompt_lookup_max", high) if low is None else ("prompt_lookup_min", low)
         message = f"with {given} = {value} alone, vLLM takes {value} for both"
         remedy = f"write prompt_lookup_min and prompt_lookup_max, both {value} or apart"
-        return [warning("prompt-lookup", message, remedy)]
-    if is_count(low) and is_count(high) and low > high:
-        message = f"prompt_lookup_min {low} is above prompt_lookup_max {high}"
-        return [error("prompt-lookup", message, "give min ≤ max")]
-    return []
+        yield warning("prompt-lookup", message, remedy)
+    elif is_count(low) and is_count(high) and low > high:
+        yield error("prompt-lookup", f"prompt_lookup_min {low} is above prompt_lookup_max {high}", "give min ≤ max")
 
 
-def _mtp_findings(plan: Plan) -> list[Finding]:
+def _mtp_findings(plan: Plan) -> Iterator[Finding]:
     heads, k = plan.drafting.mtp_layers, plan.num_speculative_tokens
     if plan.draft.method == "mtp" and heads and k is not None and k > heads and k % heads:
         message = f"K = {k} does not fit the {heads} tokens that {plan.drafting.name} predicts in a pass"
-        return [error("mtp", message, f"K must be at most {heads} or a multiple of {heads}")]
-    return mtp_findings(plan)
+        yield error("mtp", message, f"K must be at most {heads} or a multiple of {heads}")
+    yield from mtp_findings(plan)
 
 
-def _gone_findings(plan: Plan) -> list[Finding]:
-    findings, k = [], plan.num_speculative_tokens or 1
-    for name in _GONE:
-        if name not in plan.settings:
-            continue
-        if name == "speculative_token_tree":
-            findings.append(error("gone", "vLLM dropped speculative_token_tree: it verifies chains only", "drop it"))
-            continue
-        size = plan.settings[name]
-        ranges = [[1, size - 1, k], [size, size, 0]] if is_count(size) and size > 1 else [[1, 1, 0]]
-        remedy = f"write num_speculative_tokens_per_batch_size: {json.dumps(ranges)}"
-        findings.append(error("gone", f"vLLM dropped {name}", remedy))
-    return findings
+def _gone_findings(plan: Plan) -> Iterator[Finding]:
+    k = plan.num_speculative_tokens or 1
+    if "speculative_token_tree" in plan.settings:
+        yield error("gone", "vLLM dropped speculative_token_tree: it verifies chains only", "drop it")
+    for name in ("disable_by_batch_size", "speculative_disable_by_batch_size"):
+        if name in plan.settings:
+            size = plan.settings[name]
+            ranges = [[1, size - 1, k], [size, size, 0]] if is_count(size) and size > 1 else [[1, 1, 0]]
+            remedy = f"write num_speculative_tokens_per_batch_size: {json.dumps(ranges)}"
+            yield error("gone", f"vLLM dropped {name}", remedy)
 
 
-def _schedule_findings(schedule: object, plan: Plan) -> list[Finding]:
+def _parallel_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
+    devices, own = settings.get("tensor_parallel_size"), settings.get("draft_tensor_parallel_size")
+    if "speculative_config.tensor_parallel_size" in settings:
+        message = "speculative_config has no tensor_parallel_size"
+        yield error("tensor-parallel", message, "write draft_tensor_parallel_size")
+    if own is not None and own not in (1, devices or 1):
+        message = f"vLLM runs a draft on 1 or on the target's {devices or 1} devices, not on {own}"
+        remedy = f"set draft_tensor_parallel_size to 1{f' or {devices}' if devices else ''}"
+        yield error("tensor-parallel", message, remedy)
+
+
+def _sampling_findings(plan: Plan) -> Iterator[Finding]:
+    settings = plan.settings
+    if settings.get("rejection_sample_method") == "synthetic" or any("synthetic" in name for name in settings):
+        message = "synthetic acceptance keeps proposals at random: the output is not the target's"
+        yield error("lossy", message, "leave rejection_sample_method at standard, or block")
+    if settings.get("use_heterogeneous_vocab") and plan.draft.method != "draft_model":
+        yield error("vocabulary", "use_heterogeneous_vocab is for draft models only", "leave it out")
+    for name in ("min_p", "logit_bias"):
+        if settings.get(name):
+            yield error("sampling", f"vLLM refuses requests with {name} under speculation", f"drop {name}")
+
+
+def _schedule_findings(schedule: object, plan: Plan) -> Iterator[Finding]:
     remedy = "write ranges [first, last, K] from batch 1 up, without overlap, as in [[1, 8, 4], [9, 32, 0]]"
     ranges = schedule if isinstance(schedule, list) else []
     if not ranges or not all(isinstance(r, list) and len(r) == 3 and all(map(is_count, r)) for r in ranges):
-        return [error("schedule", "num_speculative_tokens_per_batch_size is no list of ranges", remedy)]
+        yield error("schedule", "num_speculative_tokens_per_batch_size is no list of ranges", remedy)
+        return
     if wrong := _wrong_range(ranges):
         message = f"the range {wrong[0]} to {wrong[1]} of num_speculative_tokens_per_batch_size starts or ends wrongly"
-        return [error("schedule", message, remedy)]
-    findings, k = [], plan.num_speculative_tokens
+        yield error("schedule", message, remedy)
+        return
+    k, parallel = plan.num_speculative_tokens, plan.settings.get("data_parallel_size")
     if k is not None and max(longest for _, _, longest in ranges) > k:
         message = f"K above {k} in num_speculative_tokens_per_batch_size is cut to {k}"
-        findings.append(warning("schedule", message, "give the largest of them as num_speculative_tokens"))
-    parallel = plan.settings.get("data_parallel_size")
+        yield warning("schedule", message, "give the largest of them as num_speculative_tokens")
     if is_count(parallel) and parallel > 1:
         message = "under data parallelism vLLM ignores num_speculative_tokens_per_batch_size"
-        findings.append(warning("schedule", message, "serve without data parallelism, or with one K"))
-    return findings
+        yield warning("schedule", message, "serve without data parallelism, or with one K")
 
 
 def _wrong_range(ranges: list[list[int]]) -> list[int] | None:
