@@ -10,7 +10,7 @@ from spectune.cli.files import write_whole
 from spectune.errors import printable
 
 if TYPE_CHECKING:
-    from spectune.engines import EngineConfig
+    from spectune.engines.config import EngineConfig
 
 
 def export(
@@ -40,23 +40,17 @@ def export(
     A verdict of plain decoding gives a command without speculation, unless a draft, K or tree is asked for.
     """
     import sys
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
     from spectune.decide.plan import recommend
-    from spectune.engines.catalogue import engine_config, named_config, recommended_config
-    from spectune.engines.speculation import best_speculation
+    from spectune.engines.config import exported_config
     from spectune.profile.store import load_profile
 
     decided = recommend(load_profile(directory), temperature)
-    if draft is not None or num_speculative_tokens is not None or tree_width != 1:
-        config = named_config(decided, engine, draft, num_speculative_tokens, tree_width, output)
-    elif decided.verdict == "speculate":
-        config = recommended_config(decided, engine, output)
-    else:
-        config = engine_config(replace(best_speculation(decided), draft=None), engine, output)
-        config = replace(config, notes=[f"the profile's verdict is {decided.verdict}", *config.notes])
-    for name, text in config.files.items() if output else ():
-        write_whole(output / name, text, "give another directory with -o")  # type: ignore[operator]
+    config = exported_config(decided, engine, draft, num_speculative_tokens, tree_width, output)
+    if output:
+        for name, text in config.files.items():
+            write_whole(output / name, text, "give another directory with -o")
     if as_json:
         for text in config.warnings:
             print(f"warning: {text}", file=sys.stderr)
@@ -70,6 +64,6 @@ def _script(config: "EngineConfig", output: Path | None) -> str:
     said = [*(f"warning: {text}" for text in config.warnings), *config.notes]
     if output:
         said += [f"wrote {output / name}" for name in config.files] or ["no file: the command holds everything"]
-    needed = {} if output else {name: text for name, text in config.files.items() if f" {name}" in config.text}
+    needed = {} if output else config.needed_files
     files = [f"cat > {name} <<'END'\n{text}END" for name, text in needed.items()]
     return "\n".join([*(f"# {printable(text)}" for text in said), *files, config.text])

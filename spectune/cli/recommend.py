@@ -12,7 +12,7 @@ from spectune.errors import ConfigError, InsufficientDataError
 
 if TYPE_CHECKING:
     from spectune.decide.recommendation import Recommendation
-    from spectune.engines import EngineConfig
+    from spectune.engines.config import EngineConfig
 
 DEFAULT_SKILL = Path("outputs/skill-speculative-tuning.md")
 _ENGINES = ("vllm", "transformers")
@@ -49,7 +49,7 @@ def recommend(
     else (or, written from this very profile, has another line).
     """
     from spectune.decide.plan import recommend as decide
-    from spectune.engines.catalogue import recommended_config
+    from spectune.engines.config import recommended_config
     from spectune.profile.store import load_profile
     from spectune.report.figures import figures
     from spectune.report.skill import skill_markdown
@@ -86,7 +86,7 @@ def _engines_of(path: Path) -> list[str]:
     from spectune.report.verification import engines_of
 
     named = engines_of(_read_skill(path))
-    return [name for name, module in ENGINES.items() if module.NAME in named]
+    return [name for name, engine in ENGINES.items() if engine.name in named]
 
 
 def _read_skill(path: Path) -> str:

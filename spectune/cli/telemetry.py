@@ -41,35 +41,35 @@ def telemetry(
 
     Exits with 3 where a server cannot be read, with 4 where nothing was drafted or K cannot be judged.
     """
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
-    from spectune.engines.catalogue import read_telemetry
+    from spectune.served.telemetry import nothing_drafted
 
     if profile is None and (draft is not None or temperature is not None):
         raise ConfigError("--draft and --temperature choose among a profile's costs", "give --profile DIR")
-    texts = [_text(one) for one in (source, later) if one is not None]
-    try:
-        seen = read_telemetry(*reversed(texts))
-    except ConfigError as error:
-        from spectune.served.pages import is_url
-
-        if all(is_url(one) for one in (source, later) if one is not None):
-            raise EngineError(error.problem, error.remedy) from error
-        raise
-    nothing = seen.num_drafts == 0 or seen.num_draft_tokens == 0
-    depth, unjudged = None, None
+    figures, depth = _read([source] if later is None else [source, later]), None
+    nothing = nothing_drafted(figures)
     if profile and not nothing:
-        try:
-            depth = _depth(seen, profile, temperature or 0.0, draft)
-        except InsufficientDataError as error:
-            unjudged = error
-            seen = replace(seen, warnings=[*seen.warnings, f"{error.problem}; {error.remedy}"])
+        figures, depth = _judged(figures, profile, temperature or 0.0, draft)
     if as_json:
-        result = {**asdict(seen), "depth": depth and asdict(depth)}
+        result = {**asdict(figures), "depth": depth and asdict(depth)}
         print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        print(_summary(seen, depth))
-    return InsufficientDataError.exit_code if nothing or unjudged else 0
+        print(_summary(figures, depth))
+    return InsufficientDataError.exit_code if nothing or (profile and depth is None) else 0
+
+
+def _read(sources: list[str]) -> "Telemetry":
+    from spectune.engines.reading import read_telemetry
+    from spectune.served.pages import is_url
+
+    texts = [_text(source) for source in sources]
+    try:
+        return read_telemetry(*reversed(texts))
+    except ConfigError as error:
+        if all(is_url(source) for source in sources):
+            raise EngineError(error.problem, error.remedy) from error
+        raise
 
 
 def _text(source: str) -> str:
@@ -77,19 +77,7 @@ def _text(source: str) -> str:
 
     if is_url(source):
         return fetched(source)
-    if source == "-" and sys.stdin is None:
-        raise ConfigError("stdin is closed", "pipe a page in, or give a file")
-    try:
-        if source == "-":
-            data = sys.stdin.buffer.read(_MOST_BYTES + 1)
-        else:
-            with Path(source).open("rb") as file:
-                data = file.read(_MOST_BYTES + 1)
-    except FileNotFoundError as error:
-        remedy = "write http:// before a server's address" if _ADDRESS.match(source) else "check the path"
-        raise ConfigError(f"{source} cannot be read: {reason_of(error)}", remedy) from error
-    except OSError as error:
-        raise ConfigError(f"{source} cannot be read: {reason_of(error)}", "check the path") from error
+    data = _bytes(source)
     if len(data) > _MOST_BYTES:
         raise ConfigError(
             f"{source} holds more than {_MOST_BYTES >> 20} MiB", "give the part that matters: tail -n 100000"
@@ -99,29 +87,47 @@ def _text(source: str) -> str:
     return data.decode("utf-8", errors="replace")  # logs hold parts of characters
 
 
-def _depth(seen: "Telemetry", directory: Path, temperature: float, draft: str | None) -> "ServedDepth":
-    from spectune.decide.served_depth import served_depth
+def _bytes(source: str) -> bytes:
+    """Of a file or stdin, one more than may be where there are too many."""
+    if source == "-" and sys.stdin is None:
+        raise ConfigError("stdin is closed", "pipe a page in, or give a file")
+    try:
+        if source == "-":
+            return sys.stdin.buffer.read(_MOST_BYTES + 1)
+        with Path(source).open("rb") as file:
+            return file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError) and _ADDRESS.match(source)
+        remedy = "write http:// before a server's address" if missing else "check the path"
+        raise ConfigError(f"{source} cannot be read: {reason_of(error)}", remedy) from error
+
+
+def _judged(
+    figures: "Telemetry", directory: Path, temperature: float, draft: str | None
+) -> "tuple[Telemetry, ServedDepth | None]":
+    from spectune.decide.served_depth import judged
     from spectune.drafting_spec import draft_spec
     from spectune.profile.store import load_profile
 
-    return served_depth(load_profile(directory), seen, temperature, draft and draft_spec(draft).text)
+    return judged(load_profile(directory), figures, temperature, draft and draft_spec(draft).text)
 
 
-def _summary(seen: "Telemetry", depth: "ServedDepth | None") -> str:
-    def shown(value: float | None, form: str) -> str:
-        return "not told" if value is None else format(value, form)
-
-    rates = {"cumulative": seen.cumulative_acceptance_rate, "conditional": seen.conditional_acceptance_rate}
+def _summary(figures: "Telemetry", depth: "ServedDepth | None") -> str:
+    rates = {"cumulative": figures.cumulative_acceptance_rate, "conditional": figures.conditional_acceptance_rate}
     lines = [
-        f"{seen.engine}: {_per_round(seen.acceptance_length)}",
-        f"accepted of proposed  {shown(seen.draft_acceptance_rate, '.3f')}",
-        *(f"{name:<21} {' '.join(shown(one, '.3f') for one in values)}" for name, values in rates.items() if values),
-        f"drafts {shown(seen.num_drafts, ',.0f')}, proposed {shown(seen.num_draft_tokens, ',.0f')}, "
-        f"accepted {shown(seen.num_accepted_tokens, ',.0f')}",
+        f"{figures.engine}: {_per_round(figures.acceptance_length)}",
+        f"accepted of proposed  {_shown(figures.draft_acceptance_rate, '.3f')}",
+        *(f"{name:<21} {' '.join(_shown(rate, '.3f') for rate in values)}" for name, values in rates.items() if values),
+        f"drafts {_shown(figures.num_drafts, ',.0f')}, proposed {_shown(figures.num_draft_tokens, ',.0f')}, "
+        f"accepted {_shown(figures.num_accepted_tokens, ',.0f')}",
         *([_depth_text(depth)] if depth else []),
-        *(f"warning: {text}" for text in seen.warnings),
+        *(f"warning: {text}" for text in figures.warnings),
     ]
     return "\n".join(lines)
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "not told" if value is None else format(value, form)
 
 
 def _per_round(length: float | None) -> str:

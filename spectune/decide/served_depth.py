@@ -1,6 +1,6 @@
 """Whether the K a server runs is too long, too short or right: its own acceptance, a profile's costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from spectune.decide.fit import Setting, draft_record, fit_settings
@@ -73,6 +73,20 @@ def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: s
         engine=profile.manifest.settings.engine,
         hardware=profile.manifest.environment.hardware,
     )
+
+
+def judged(
+    profile: Profile, telemetry: Telemetry, temperature: float, draft: str | None = None
+) -> tuple[Telemetry, ServedDepth | None]:
+    """The depth served, None where it cannot be judged, and the figures, which then say why.
+
+    Raises: ConfigError as served_depth.
+    """
+    try:
+        return telemetry, served_depth(profile, telemetry, temperature, draft)
+    except InsufficientDataError as error:
+        warning = f"{error.problem}; {error.remedy}"
+        return replace(telemetry, warnings=[*telemetry.warnings, warning]), None
 
 
 def _settings(profile: Profile, temperature: float, draft: str | None) -> dict[int, Setting]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
+from spectune.choice import LONGEST
 from spectune.decide.recommendation import BatchStep, Candidate, Recommendation
 from spectune.drafting_spec import DraftSpec, draft_spec
 from spectune.errors import ConfigError
@@ -12,7 +12,6 @@ FOLDER = "\0"
 """Stands in a config's text before the name of a file that it reads, for the folder where that is."""
 
 _WORTH_SAMPLING = 1.01
-_LONGEST = 1000
 _ON_THE_HUB = {"SmolLM2-135M-Instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # the embedded model
 
 
@@ -59,20 +58,17 @@ class Speculation:
     @property
     def varies(self) -> bool:
         """Whether K is another at another batch."""
-        return any(one.num_speculative_tokens != other.num_speculative_tokens for one, other in pairwise(self.schedule))
+        return len({step.num_speculative_tokens for step in self.schedule}) > 1
 
 
 def best_speculation(recommendation: Recommendation, methods: Sequence[str] | None = None) -> Speculation:
     """The recommendation's best candidate; where it is not of these methods, the best that is, if any speculates."""
     best = recommendation.best_candidate
     if methods is not None and draft_spec(best.draft).method not in methods:
-        able = [one for one in recommendation.candidates if _may_stand_in(one, recommendation, methods)]
+        able = [candidate for candidate in _stand_ins(recommendation) if draft_spec(candidate.draft).method in methods]
         if able:
-            notes = (
-                [f"no schedule by batch: it was decided for {best.draft} only"]
-                if len(recommendation.by_batch) > 1
-                else []
-            )
+            by_batch = len(recommendation.by_batch) > 1
+            notes = [f"no schedule by batch: it was decided for {best.draft} only"] if by_batch else []
             return replace(_of(recommendation, _fastest(able)), instead_of=best.draft, notes=notes)
     schedule = recommendation.by_batch if recommendation.verdict == "speculate" else []
     return replace(_of(recommendation, best), schedule=schedule, lengths=recommendation.acceptance_length_by_rule)
@@ -86,50 +82,66 @@ def named_speculation(
     Raises: ConfigError for a K or width below 1, and where K is left out for a draft that was not measured.
     """
     given = [tree_width, *([] if num_speculative_tokens is None else [num_speculative_tokens])]
-    if min(given) < 1 or max(given) > _LONGEST:
-        raise ConfigError(f"K and tree width count from 1, and to {_LONGEST:,} at most", "give such whole numbers")
+    if min(given) < 1 or max(given) > LONGEST:
+        raise ConfigError(f"K and tree width count from 1, and to {LONGEST:,} at most", "give such whole numbers")
     spec = draft_spec(recommendation.best_candidate.draft if draft is None else draft)
-    here = [one for one in recommendation.candidates if one.temperature == recommendation.temperature]
-    measured = [one for one in here if one.draft == spec.text]
+    measured = [candidate for candidate in _at_its_temperature(recommendation) if candidate.draft == spec.text]
     if not measured and num_speculative_tokens is None:
         raise ConfigError(f"draft {spec.text!r} was not measured, so its K is not known", "give -k")
     k = num_speculative_tokens or _fastest(measured).num_speculative_tokens
-    one = next((one for one in measured if one.num_speculative_tokens == k and tree_width == 1), None)
-    if one is not None:
-        best = recommendation.best_candidate
-        its_best = f"{best.draft}, K = {best.num_speculative_tokens}"
-        note = f"as asked for; the profile's verdict is {recommendation.verdict}, its best {its_best}"
-        return replace(_of(recommendation, one), notes=[note])
+    chains = measured if tree_width == 1 else []
+    candidate = next((candidate for candidate in chains if candidate.num_speculative_tokens == k), None)
+    if candidate is None:
+        return _unmeasured(recommendation, spec, k, tree_width)
+    best = recommendation.best_candidate
+    best_setting = f"{best.draft}, K = {best.num_speculative_tokens}"
+    note = f"as asked for; the profile's verdict is {recommendation.verdict}, its best {best_setting}"
+    return replace(_of(recommendation, candidate), notes=[note])
+
+
+def _unmeasured(recommendation: Recommendation, spec: DraftSpec, k: int, tree_width: int) -> Speculation:
     shape = f"K = {k}" if tree_width == 1 else f"K = {k} in a tree of width {tree_width}"
-    asked = replace(_of(recommendation, recommendation.best_candidate), draft=spec, num_speculative_tokens=k)
-    padded = spec.text in recommendation.padded_drafts
-    note = f"as asked for; {spec.text} at {shape} was not measured"
-    return replace(asked, tree_width=tree_width, lengths={}, padded=padded, notes=[note])
+    return replace(
+        _of(recommendation, recommendation.best_candidate),
+        draft=spec,
+        num_speculative_tokens=k,
+        tree_width=tree_width,
+        lengths={},
+        padded=spec.text in recommendation.padded_drafts,
+        notes=[f"as asked for; {spec.text} at {shape} was not measured"],
+    )
 
 
 def _fastest(candidates: Sequence[Candidate]) -> Candidate:
-    return max(candidates, key=lambda one: one.speedup.estimate)
+    return max(candidates, key=lambda candidate: candidate.speedup.estimate)
 
 
-def _may_stand_in(one: Candidate, recommendation: Recommendation, methods: Sequence[str]) -> bool:
-    same = one.temperature == recommendation.temperature and draft_spec(one.draft).method in methods
-    return same and (one.verdict == "speculate" or recommendation.verdict != "speculate")
+def _at_its_temperature(recommendation: Recommendation) -> list[Candidate]:
+    temperature = recommendation.temperature
+    return [candidate for candidate in recommendation.candidates if candidate.temperature == temperature]
 
 
-def _of(recommendation: Recommendation, one: Candidate) -> Speculation:
+def _stand_ins(recommendation: Recommendation) -> list[Candidate]:
+    """Those that may be given instead of the best: where that one is to speculate, they must be worth it too."""
+    needed = recommendation.verdict == "speculate"
+    candidates = _at_its_temperature(recommendation)
+    return [candidate for candidate in candidates if candidate.verdict == "speculate" or not needed]
+
+
+def _of(recommendation: Recommendation, candidate: Candidate) -> Speculation:
     """Its acceptance length holds for greedy drafting too where that is what was replayed."""
-    applies, spec = recommendation.applies_to, draft_spec(one.draft)
-    greedy = one.temperature == 0.0 or spec.method == "ngram"
+    applies, spec = recommendation.applies_to, draft_spec(candidate.draft)
+    greedy = candidate.temperature == 0.0 or spec.method == "ngram"
     rules = ("rejection", "greedy_draft") if greedy else ("rejection",)
     return Speculation(
         target=_ON_THE_HUB.get(applies.target, applies.target),
         draft=spec,
-        num_speculative_tokens=one.num_speculative_tokens,
+        num_speculative_tokens=candidate.num_speculative_tokens,
         temperature=recommendation.temperature,
         top_p=applies.top_p,
         top_k=applies.top_k,
         dtype=applies.dtype,
         schedule=[],
-        lengths=dict.fromkeys(rules, one.acceptance_length.estimate),
-        padded=one.draft in recommendation.padded_drafts,
+        lengths=dict.fromkeys(rules, candidate.acceptance_length.estimate),
+        padded=candidate.draft in recommendation.padded_drafts,
     )

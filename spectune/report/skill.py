@@ -8,7 +8,7 @@ import yaml
 from spectune.decide.confirmation import Confirmation, ConfirmedSetting, measured_interval, predicted_interval
 from spectune.decide.formula import FormulaFit
 from spectune.decide.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
-from spectune.engines import EngineConfig
+from spectune.engines.config import EngineConfig
 from spectune.report.markdown import table
 from spectune.stats import Interval
 

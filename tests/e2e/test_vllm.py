@@ -20,7 +20,8 @@ import pytest
 
 from spectune.decide.recommendation import BatchStep
 from spectune.drafting_spec import draft_spec
-from spectune.engines.catalogue import engine_config, read_telemetry
+from spectune.engines.config import engine_config
+from spectune.engines.reading import read_telemetry
 from spectune.engines.speculation import Speculation
 from spectune.models.loading import load_model
 

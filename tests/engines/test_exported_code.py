@@ -5,7 +5,7 @@ import torch
 from transformers.generation import candidate_generator
 
 from spectune.drafting_spec import draft_spec
-from spectune.engines.catalogue import engine_config
+from spectune.engines.config import engine_config
 from spectune.engines.speculation import Speculation
 from tests.checkpoints import save_checkpoint
 

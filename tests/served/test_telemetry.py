@@ -19,7 +19,7 @@ import pytest
 from spectune.checkpoints.facts import model_facts
 from spectune.cli.app import run
 from spectune.decide.served_depth import served_depth
-from spectune.engines.catalogue import read_telemetry
+from spectune.engines.reading import read_telemetry
 from spectune.errors import ConfigError, EngineError, InsufficientDataError, SpectuneError
 from spectune.served.pages import fetched, shown
 from spectune.served.telemetry import Telemetry
@@ -45,31 +45,31 @@ def vllm_page(drafts: float, proposed: float, accepted: list[float], suffix: str
     return "\n".join(lines) + "\n"
 
 
-def close(seen: Telemetry, length: float | None, rate: float | None) -> None:
-    assert seen.acceptance_length == (None if length is None else pytest.approx(length, abs=0.006))
-    assert seen.draft_acceptance_rate == (None if rate is None else pytest.approx(rate, abs=0.006))
+def close(figures: Telemetry, length: float | None, rate: float | None) -> None:
+    assert figures.acceptance_length == (None if length is None else pytest.approx(length, abs=0.006))
+    assert figures.draft_acceptance_rate == (None if rate is None else pytest.approx(rate, abs=0.006))
 
 
 @pytest.mark.parametrize("suffix", ["_total", ""])
 def test_positions_of_vllm_are_cumulative_and_conditional_ones_follow(suffix) -> None:
-    seen = read_telemetry(vllm_page(100, 300, [80, 60, 30], suffix))
-    assert seen.engine == "vllm"
-    close(seen, 2.7, 170 / 300)
-    assert seen.cumulative_acceptance_rate == pytest.approx([0.8, 0.6, 0.3])
-    assert seen.conditional_acceptance_rate == pytest.approx([0.8, 0.75, 0.5])
-    assert (seen.num_drafts, seen.num_draft_tokens, seen.num_accepted_tokens) == (100, 300, 170)
-    assert seen.warnings == []
+    figures = read_telemetry(vllm_page(100, 300, [80, 60, 30], suffix))
+    assert figures.engine == "vllm"
+    close(figures, 2.7, 170 / 300)
+    assert figures.cumulative_acceptance_rate == pytest.approx([0.8, 0.6, 0.3])
+    assert figures.conditional_acceptance_rate == pytest.approx([0.8, 0.75, 0.5])
+    assert (figures.num_drafts, figures.num_draft_tokens, figures.num_accepted_tokens) == (100, 300, 170)
+    assert figures.warnings == []
 
 
 def test_two_scrapes_give_what_lies_between_and_pool_counts_not_ratios() -> None:
-    seen = read_telemetry(vllm_page(300, 900, [200, 100, 60]), vllm_page(100, 300, [80, 60, 30]))
-    assert (seen.num_drafts, seen.num_accepted_tokens) == (200, 190)
-    close(seen, 1 + 190 / 200, 190 / 600)
+    figures = read_telemetry(vllm_page(300, 900, [200, 100, 60]), vllm_page(100, 300, [80, 60, 30]))
+    assert (figures.num_drafts, figures.num_accepted_tokens) == (200, 190)
+    close(figures, 1 + 190 / 200, 190 / 600)
     both = vllm_page(100, 100, [90]) + vllm_page(300, 300, [30], model="other")
     both = both.replace("process_start_time_seconds 1.7e9\n", "", 1)
-    seen = read_telemetry(both)
-    close(seen, 1 + 120 / 400, 120 / 400)
-    assert "pooled over 2 values of model_name" in seen.warnings[0]
+    figures = read_telemetry(both)
+    close(figures, 1 + 120 / 400, 120 / 400)
+    assert "pooled over 2 values of model_name" in figures.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_counter_that_appears_with_its_first_increment_counted_from_zero() -> 
         'trtllm_spec_decode_num_draft_tokens_total{model_name="m"} 300\n'
         'trtllm_spec_decode_num_accepted_tokens_total{model_name="m"} 170\nprocess_start_time_seconds 1.7e9\n'
     )
-    seen = read_telemetry(later, fresh)
-    assert (seen.num_draft_tokens, seen.num_accepted_tokens) == (300, 170)
+    figures = read_telemetry(later, fresh)
+    assert (figures.num_draft_tokens, figures.num_accepted_tokens) == (300, 170)
     with pytest.raises(ConfigError, match="two /metrics pages"):
         read_telemetry(later, "Decode batch, accept len: 2.0")
 
@@ -107,22 +107,22 @@ def test_nothing_drafted_is_no_data(tmp_path, capsys) -> None:
     page = tmp_path / "page"
     page.write_text(vllm_page(0, 0, [0, 0]))
     assert run(["telemetry", str(page), "--json"]) == 4
-    seen = json.loads(capsys.readouterr().out)
-    assert seen["acceptance_length"] is seen["draft_acceptance_rate"] is None
-    assert seen["cumulative_acceptance_rate"] is seen["conditional_acceptance_rate"] is None
-    assert seen["warnings"] == ["nothing was drafted: no data"]
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["acceptance_length"] is figures["draft_acceptance_rate"] is None
+    assert figures["cumulative_acceptance_rate"] is figures["conditional_acceptance_rate"] is None
+    assert figures["warnings"] == ["nothing was drafted: no data"]
 
 
 def test_a_dead_draft_is_named_with_likely_causes() -> None:
-    seen = read_telemetry(vllm_page(346, 692, [0, 0]))
-    close(seen, 1.0, 0.0)
-    assert "dead draft: 0 accepted of 692 proposed" in seen.warnings[0]
-    assert "tokenizer" in seen.warnings[0]
+    figures = read_telemetry(vllm_page(346, 692, [0, 0]))
+    close(figures, 1.0, 0.0)
+    assert "dead draft: 0 accepted of 692 proposed" in figures.warnings[0]
+    assert "tokenizer" in figures.warnings[0]
 
 
 def test_drafts_of_varying_length_are_said_to_bias_late_positions() -> None:
-    seen = read_telemetry(vllm_page(100, 210, [80, 60, 30]))
-    assert any("2.10 tokens in the mean" in text for text in seen.warnings)
+    figures = read_telemetry(vllm_page(100, 210, [80, 60, 30]))
+    assert any("2.10 tokens in the mean" in text for text in figures.warnings)
 
 
 LOGS = {
@@ -174,14 +174,14 @@ LOGS = {
 @pytest.mark.parametrize("name", list(LOGS))
 def test_log_lines_of_each_version_say_the_same(name) -> None:
     line, engine, drafts, length, rate = LOGS[name]
-    seen = read_telemetry(f"{line}\nsomething else\n")
-    assert (seen.engine, seen.num_drafts) == (engine, drafts)
-    close(seen, length, rate)
+    figures = read_telemetry(f"{line}\nsomething else\n")
+    assert (figures.engine, figures.num_drafts) == (engine, drafts)
+    close(figures, length, rate)
     if "bonus" in name:
-        assert any("without the bonus" in text for text in seen.warnings)
+        assert any("without the bonus" in text for text in figures.warnings)
     if engine == "vllm" and drafts:
-        assert seen.conditional_acceptance_rate == pytest.approx([14 / 17, 8 / 14, 4 / 8], abs=0.01)
-        assert any("without the bonus" in text for text in seen.warnings) == ("bonus" in name)
+        assert figures.conditional_acceptance_rate == pytest.approx([14 / 17, 8 / 14, 4 / 8], abs=0.01)
+        assert any("without the bonus" in text for text in figures.warnings) == ("bonus" in name)
 
 
 def test_several_log_lines_are_pooled_by_their_counts() -> None:
@@ -189,13 +189,13 @@ def test_several_log_lines_are_pooled_by_their_counts() -> None:
         f"draft acceptance = {a / p:.5f} ({a} accepted / {p} generated), mean len = {1 + a / d:.2f}"
         for a, p, d in ((90, 100, 50), (10, 300, 200))
     ]
-    seen = read_telemetry("\n".join(lines) + "\n")
-    close(seen, 1 + 100 / 250, 100 / 400)  # the mean of the ratios would be 0.467
-    seen = read_telemetry(
+    figures = read_telemetry("\n".join(lines) + "\n")
+    close(figures, 1 + 100 / 250, 100 / 400)  # the mean of the ratios would be 0.467
+    figures = read_telemetry(
         "Decode batch, accept len: 3.0, accept rate: 0.67\nDecode batch, accept len: 2.4, accept rate: 0.47\n"
     )
-    close(seen, 2.4, 0.47)
-    assert any("cannot be pooled" in text for text in seen.warnings)
+    close(figures, 2.4, 0.47)
+    assert any("cannot be pooled" in text for text in figures.warnings)
 
 
 def test_rounding_of_a_log_never_makes_counts_that_cannot_be() -> None:
@@ -204,17 +204,17 @@ def test_rounding_of_a_log_never_makes_counts_that_cannot_be() -> None:
     line = "draft acceptance = 0.60400 (  604 accepted /  1000 generated), mean len =  1.60"
     assert read_telemetry(line).num_drafts == 1000
     none = "draft acceptance = 0.00000 (    0 accepted /   100 generated), mean len =  1.00"
-    seen = read_telemetry(f"{line}\n{none}\n")
-    assert (seen.num_drafts, seen.num_accepted_tokens) == (1100, 604)
-    assert any("do not tell their drafts" in text for text in seen.warnings)
+    figures = read_telemetry(f"{line}\n{none}\n")
+    assert (figures.num_drafts, figures.num_accepted_tokens) == (1100, 604)
+    assert any("do not tell their drafts" in text for text in figures.warnings)
 
 
 def test_rates_of_older_sglang_are_brought_to_accepted_of_proposed() -> None:
     page = "sglang:spec_accept_length 2.0\nsglang:spec_accept_rate {}\nsglang:spec_num_draft_tokens 5.0\n"
     for rate in (0.4, 0.25):  # (1 + 1)/(4 + 1) before April 2026, 1/4 since
-        seen = read_telemetry(page.format(rate))
-        close(seen, 2.0, 0.25)
-        assert any("(accepted + 1)" in text for text in seen.warnings) == (rate == 0.4)
+        figures = read_telemetry(page.format(rate))
+        close(figures, 2.0, 0.25)
+        assert any("(accepted + 1)" in text for text in figures.warnings) == (rate == 0.4)
     two = page.format(0.25).replace(" ", '{dp_rank="0"} ') + page.format(0.25).replace(" ", '{dp_rank="1"} ')
     close(read_telemetry(two), 2.0, 0.25)
     close(read_telemetry(page.format(0.4), page.format(0.4).replace("5.0", "9.0")), 2.0, 0.25)  # K fell: no restart
@@ -233,18 +233,18 @@ def test_rates_of_older_sglang_are_brought_to_accepted_of_proposed() -> None:
 
 def test_idle_workers_and_idle_moments_of_sglang_are_no_data() -> None:
     rank = 'sglang:spec_accept_length{{dp_rank="{0}"}} {1}\nsglang:spec_accept_rate{{dp_rank="{0}"}} {2}\n'
-    seen = read_telemetry(rank.format(0, 2.5, 0.375) + rank.format(1, 0.0, 0.0) + rank.format(2, 0.0, 0.0))
-    close(seen, 2.5, 0.375)
-    seen = read_telemetry("Decode batch, accept len: 2.17, accept rate: 0.39\nDecode batch, accept len: 0.00\n")
-    close(seen, 2.17, 0.39)
+    figures = read_telemetry(rank.format(0, 2.5, 0.375) + rank.format(1, 0.0, 0.0) + rank.format(2, 0.0, 0.0))
+    close(figures, 2.5, 0.375)
+    figures = read_telemetry("Decode batch, accept len: 2.17, accept rate: 0.39\nDecode batch, accept len: 0.00\n")
+    close(figures, 2.17, 0.39)
 
 
 def test_tensorrt_llm_counts_rounds_by_position_only() -> None:
     page = "trtllm_spec_decode_num_draft_tokens_total 300\ntrtllm_spec_decode_num_accepted_tokens_total 170\n"
-    seen = read_telemetry(page)
-    assert seen.engine == "tensorrt-llm"
-    close(seen, None, 170 / 300)
-    assert "no counter of rounds" in seen.warnings[0]
+    figures = read_telemetry(page)
+    assert figures.engine == "tensorrt-llm"
+    close(figures, None, 170 / 300)
+    assert "no counter of rounds" in figures.warnings[0]
     positions = "".join(
         f'trtllm_spec_decode_{kind}_tokens_total{{token_position="{j}"}} {value}\n'
         for kind, values in (("drafted", (100, 100, 100)), ("accepted", (80, 60, 30)))
@@ -270,10 +270,10 @@ def test_counters_of_llama_cpp() -> None:
             ),
         ]
     )
-    seen = read_telemetry(page + "\n")
-    assert seen.engine == "llama.cpp"
-    close(seen, 2.7, 170 / 300)
-    assert seen.cumulative_acceptance_rate == [0.8, 0.6, 0.3]
+    figures = read_telemetry(page + "\n")
+    assert figures.engine == "llama.cpp"
+    close(figures, 2.7, 170 / 300)
+    assert figures.cumulative_acceptance_rate == [0.8, 0.6, 0.3]
 
 
 RESPONSES = {
@@ -304,11 +304,11 @@ def test_responses_of_each_engine(name) -> None:
         f"data: {{}}\n\ndata: {line}\n\ndata: [DONE]\n",
         json.dumps([RESPONSES[name]]),
     ):
-        seen = read_telemetry(text)
-        assert seen.engine == name.split(",")[0]
-        close(seen, None if name == "tensorrt-llm" else 2.7, 170 / 300)
-        if seen.cumulative_acceptance_rate:
-            assert seen.cumulative_acceptance_rate == pytest.approx([0.8, 0.6, 0.3])
+        figures = read_telemetry(text)
+        assert figures.engine == name.split(",")[0]
+        close(figures, None if name == "tensorrt-llm" else 2.7, 170 / 300)
+        if figures.cumulative_acceptance_rate:
+            assert figures.cumulative_acceptance_rate == pytest.approx([0.8, 0.6, 0.3])
 
 
 def test_chunks_of_one_stream_hold_running_totals() -> None:
@@ -318,9 +318,9 @@ def test_chunks_of_one_stream_hold_running_totals() -> None:
         return "".join(f"event: message\n: ping\ndata: {body}\n\n" for body in bodies)
 
     first, second = ((10, 9, 6), (200, 180, 100), (271, 300, 170)), ((5, 6, 2), (28, 30, 17))
-    for one, other in (("a", "b"), ("", "")):
-        seen = read_telemetry(chunks(one, first) + chunks(other, second) + "data: [DONE]\n")
-        assert (seen.num_draft_tokens, seen.num_accepted_tokens) == (330, 187)
+    for name, other in (("a", "b"), ("", "")):
+        figures = read_telemetry(chunks(name, first) + chunks(other, second) + "data: [DONE]\n")
+        assert (figures.num_draft_tokens, figures.num_accepted_tokens) == (330, 187)
 
 
 def test_what_a_text_is_does_not_hang_on_stray_lines() -> None:
@@ -331,7 +331,7 @@ def test_what_a_text_is_does_not_hang_on_stray_lines() -> None:
         f"\x1b[32mINFO\x1b[0m {line}",
     ):
         close(read_telemetry(text), 2.53, 26 / 51)
-    bare = "".join(one + "\r\n" for one in vllm_page(100, 300, [80, 60, 30]).splitlines() if one[0] != "#")
+    bare = "".join(line + "\r\n" for line in vllm_page(100, 300, [80, 60, 30]).splitlines() if line[0] != "#")
     close(read_telemetry(bare), 2.7, 170 / 300)
     page = vllm_page(100, 300, [80, 60, 30])
     with pytest.raises(ConfigError, match="60 accepted at a position after"):
@@ -350,10 +350,10 @@ def test_a_log_with_bytes_that_are_no_text_is_read_all_the_same(tmp_path, capsys
 def test_a_last_line_that_was_cut_is_left_out_and_said() -> None:
     line = LOGS["vllm now"][0]
     for text in (f"{line}\n{line[: line.index(', 0.235') - 2]}", f"{line}\n{line}"):
-        seen = read_telemetry(text)
-        close(seen, 2.53, 26 / 51)
-        assert (seen.num_drafts, seen.num_draft_tokens) == (17, 51)
-        assert any("last line does not end" in warning for warning in seen.warnings)
+        figures = read_telemetry(text)
+        close(figures, 2.53, 26 / 51)
+        assert (figures.num_drafts, figures.num_draft_tokens) == (17, 51)
+        assert any("last line does not end" in warning for warning in figures.warnings)
     page = vllm_page(100, 300, [80, 60, 30]) + "vllm:spec_decode_num_accepted_tokens_total{} 15"
     close(read_telemetry(page), 2.7, 170 / 300)
 
@@ -370,9 +370,9 @@ def test_logs_of_weak_drafts_tell_k_from_what_was_proposed(tmp_path) -> None:
     )
     worse += "acceptance rate: 0.001, 0.000, 0.000, 0.000"
     for line, drafts in ((weak, 300), (worse, 1500)):
-        seen = read_telemetry(line)
-        assert seen.num_drafts == drafts
-        assert served_depth(profile, seen, 0.0).num_speculative_tokens == 4
+        figures = read_telemetry(line)
+        assert figures.num_drafts == drafts
+        assert served_depth(profile, figures, 0.0).num_speculative_tokens == 4
 
 
 def test_other_metrics_and_separators_are_no_trouble() -> None:
@@ -380,8 +380,8 @@ def test_other_metrics_and_separators_are_no_trouble() -> None:
     page += 'vllm:estimated_flops_per_gpu_total{model_name="spec-8b"} 3.2e+18\nvllm:x{path="/spec"} NaN\n'
     close(read_telemetry(page), 2.7, 170 / 300)
     close(read_telemetry(page.replace("} ", "}\t").replace("# ", "#")), 2.7, 170 / 300)
-    one = {"timings": {"predicted_n": 271, "draft_n": 300, "draft_n_accepted": 170}, "content": "a\u2028b\x85c"}
-    line = json.dumps(one, ensure_ascii=False)
+    response = {"timings": {"predicted_n": 271, "draft_n": 300, "draft_n_accepted": 170}, "content": "a\u2028b\x85c"}
+    line = json.dumps(response, ensure_ascii=False)
     for text in (f"{line}\n{line}\n", f"data: {line}\n\n", f"\ufeff\n{line}"):
         close(read_telemetry(text), 2.7, 170 / 300)
     with pytest.raises(ConfigError, match="HTML"):
@@ -417,9 +417,9 @@ def test_terminals_are_not_steered_by_a_page(tmp_path, capsys) -> None:
 
 
 def test_a_response_of_llama_cpp_without_drafts_is_no_data() -> None:
-    seen = read_telemetry(json.dumps({"timings": {"predicted_n": 20, "predicted_ms": 800.0}}))
-    assert seen.acceptance_length is None
-    assert seen.warnings[-1] == "nothing was drafted: no data"
+    figures = read_telemetry(json.dumps({"timings": {"predicted_n": 20, "predicted_ms": 800.0}}))
+    assert figures.acceptance_length is None
+    assert figures.warnings[-1] == "nothing was drafted: no data"
 
 
 # ------------------------------------------------------------------------------------------------ K
@@ -436,8 +436,8 @@ def test_a_response_of_llama_cpp_without_drafts_is_no_data() -> None:
 )
 def test_the_k_in_use_is_judged_by_the_profiles_costs(tmp_path, capsys, accepted, verdict) -> None:
     profile = make_profile(tmp_path / "p", {0.0: 0.8}, verify_s=0.105, draft_s=0.02)
-    seen = read_telemetry(vllm_page(100, 100 * len(accepted), accepted))
-    depth = served_depth(profile, seen, 0.0)
+    figures = read_telemetry(vllm_page(100, 100 * len(accepted), accepted))
+    depth = served_depth(profile, figures, 0.0)
     assert depth.verdict == verdict
     (tmp_path / "page").write_text(vllm_page(100, 100 * len(accepted), accepted))
     assert run(["telemetry", str(tmp_path / "page"), "--profile", str(tmp_path / "p"), "--json"]) == 0

@@ -1,0 +1,1 @@
+"""One serving engine a file: what it takes, what it refuses, and how it counts."""

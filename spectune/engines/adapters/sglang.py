@@ -1,0 +1,351 @@
+"""SGLang: --speculative-… options, what it refuses or changes, and what it tells of itself.
+
+Checked against the server arguments, their checks and the metrics in the package sglang 0.5.23
+(srt/arg_groups/fields/spec.py, srt/arg_groups/speculative_hook.py, srt/speculative/adaptive_spec_params.py,
+srt/speculative/standalone_worker_v2.py, srt/observability/metrics_collector.py).
+"""
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from spectune.choice import LONGEST
+from spectune.drafting_spec import DraftSpec
+from spectune.engines.engine import ConfigText, Engine
+from spectune.engines.preflight import (
+    OTHER_VOCABULARY,
+    Finding,
+    Plan,
+    error,
+    first_difference,
+    is_count,
+    mtp_findings,
+    pair_findings,
+    warning,
+)
+from spectune.engines.speculation import FOLDER, Speculation
+from spectune.served.exposition import Series, mean, several
+from spectune.served.numbers import number, numbers_of, steps_by_accepted, unreadable
+from spectune.served.telemetry import Counts
+
+_ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
+_NO_DP_ATTENTION = ("STANDALONE", "NGRAM", "DFLASH")
+_ADAPTIVE = ("eagle", "eagle3")  # methods that take a schedule by batch
+_TREES = ("draft_model", "eagle", "eagle3", "mtp")  # methods whose proposals may branch
+
+
+# ------------------------------------------------------------------------------------------------ config
+
+
+def config(speculation: Speculation) -> ConfigText:
+    """`python -m sglang.launch_server` whose verified tokens count the root: K + 1 of a chain (topk 1).
+
+    A schedule by batch is a file of adaptive tiers of one K each, which EAGLE and EAGLE-3 take.
+    """
+    draft = speculation.draft
+    lines = [
+        "python -m sglang.launch_server",
+        f"--model-path {shlex.quote(speculation.target)}",
+        f"--dtype {shlex.quote(speculation.dtype)}",
+    ]
+    if draft is None:
+        return ConfigText(text=_JOINED.join(lines), rule="none", notes=[])
+    lines.append(f"--speculative-algorithm {_ALGORITHMS[draft.method]}")
+    lines += [] if draft.model is None else [f"--speculative-draft-model-path {shlex.quote(draft.model)}"]
+    lines += _shape(draft, speculation)
+    files = {}
+    if speculation.varies and draft.method in _ADAPTIVE:
+        files["adaptive.json"] = _tiers(speculation.batches)
+        lines += ["--speculative-adaptive", f"--speculative-adaptive-config {FOLDER}adaptive.json"]
+    notes = _notes(draft, speculation)
+    return ConfigText(text=_JOINED.join(lines), rule="greedy_draft", notes=notes, files=files)
+
+
+_JOINED = " \\\n  "
+
+
+def _notes(draft: DraftSpec, speculation: Speculation) -> list[str]:
+    notes = ["speculation lowers --max-running-requests to 48 unless it is given: give plain decoding the same"]
+    if draft.method == "ngram":
+        notes.append("its n-grams come from a trie over all requests, not from the prompt alone: acceptance differs")
+    elif speculation.varies and draft.method not in _ADAPTIVE:
+        k = speculation.num_speculative_tokens
+        notes.append(f"no schedule by batch: adaptive mode is for EAGLE, so K = {k} stays at every batch")
+    if speculation.tree_width > 1:
+        notes.append(f"a tree needs --page-size 1, or attention by {', '.join(_TREE_BACKENDS)}")
+    return notes
+
+
+def _shape(draft: DraftSpec, speculation: Speculation) -> list[str]:
+    k = speculation.num_speculative_tokens
+    if draft.method == "ngram":
+        return [f"--speculative-num-draft-tokens {k + 1}", "--speculative-ngram-max-bfs-breadth 1"]
+    return [
+        f"--speculative-num-steps {k}",
+        f"--speculative-eagle-topk {speculation.tree_width}",
+        f"--speculative-num-draft-tokens {speculation.tree_nodes + 1}",
+    ]
+
+
+def _tiers(batches: list[tuple[int, int, int]]) -> str:
+    """The largest key below is taken, once the nearest: both ends of every range."""
+    ends = {batch: k for first, last, k in batches for batch in (first, last)}
+    return json.dumps({str(batch): {"candidate_steps": [k]} for batch, k in ends.items()}, indent=2) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------ preflight
+
+
+def findings(plan: Plan) -> Iterator[Finding]:
+    """What SGLang would refuse, change by itself, or do inexactly."""
+    settings, method = plan.settings, plan.draft.method
+    algorithm = str(settings.get("speculative_algorithm") or _ALGORITHMS.get(method, "")).upper()
+    if not algorithm:
+        yield error("method", f"SGLang has no {method} drafting", "use a draft model, n-gram, EAGLE or MTP")
+    yield from _shape_findings(plan)
+    yield from mtp_findings(plan)
+    yield from _lossy_findings(settings)
+    yield from _serving_findings(settings, algorithm)
+    yield from _sampling_findings(settings, algorithm)
+    if settings.get("speculative_adaptive") is True and (
+        algorithm not in ("EAGLE", "EAGLE3") or settings.get("enable_dp_attention")
+    ):
+        message = "SGLang turns adaptive mode off: it is for EAGLE and EAGLE-3 without attention data parallelism"
+        yield warning("schedule", message, "leave --speculative-adaptive out")
+    if method == "draft_model":
+        yield from _vocabulary_findings(plan)
+    yield from map(_stricter, pair_findings(plan))
+
+
+def _lossy_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
+    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+        value = settings.get(name)
+        if _below_one(value):
+            message = f"{name} {value} keeps tokens that the target would not: the output is not the target's"
+            yield error("lossy", message, "leave it at 1")
+
+
+def _serving_findings(settings: Mapping[str, object], algorithm: str) -> Iterator[Finding]:
+    if settings.get("enable_dp_attention") and algorithm in _NO_DP_ATTENTION:
+        message = f"SGLang refuses {algorithm} with attention data parallelism"
+        yield error("dp-attention", message, "drop --enable-dp-attention, or draft with EAGLE")
+    if algorithm and "max_running_requests" not in settings:
+        message = "under speculation SGLang serves at most 48 requests at once unless --max-running-requests is given"
+        yield warning("max-running-requests", message, "give it, the same for plain decoding")
+
+
+def _stricter(finding: Finding) -> Finding:
+    """A draft of fewer positions is served only where the environment allows it."""
+    if finding.code != "positions":
+        return finding
+    remedy = "give --context-length, as many as the draft has, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+    return error("positions", f"{finding.message}; SGLang does not start so", remedy)
+
+
+def _below_one(value: object) -> bool:
+    try:
+        return value is not None and float(str(value)) < 1
+    except ValueError:
+        return False
+
+
+_SHAPE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+
+
+def _shape_findings(plan: Plan) -> Iterator[Finding]:
+    """Steps, topk and verified tokens: all or none; a chain verifies its root too."""
+    settings = dict(plan.settings)
+    if plan.num_speculative_tokens is not None and any(name in settings for name in _SHAPE):
+        settings.setdefault(_SHAPE[0], plan.num_speculative_tokens)
+    steps, topk, tokens = (settings.get(name) for name in _SHAPE)
+    missing = [f"--{name.replace('_', '-')}" for name in _SHAPE if name not in settings]
+    adaptive = settings.get("speculative_adaptive") is True  # which takes topk 1, and tokens from the steps
+    if 0 < len(missing) < len(_SHAPE) and plan.draft.method in _TREES and not adaptive:
+        yield _incomplete_shape(", ".join(missing), steps, topk)
+    elif is_count(steps) and topk == 1 and is_count(tokens) and tokens != steps + 1:
+        message = f"with topk 1 and {steps} steps, num-draft-tokens must be {steps + 1}, the root counts"
+        remedy = f"give --speculative-num-draft-tokens {steps + 1}"
+        yield warning("tree-shape", f"{message}: SGLang sets it so", remedy)
+    elif is_count(topk) and topk > 1:
+        yield from _tree_findings(plan.settings, topk)
+
+
+def _incomplete_shape(missing: str, steps: object, topk: object) -> Finding:
+    message = f"steps, topk and draft tokens are set together or not at all: {missing} is missing"
+    if not is_count(steps) or topk != 1:
+        return error("tree-shape", message, f"give {missing}")
+    message += f"; num-draft-tokens must be {steps + 1}, the root counts"
+    return error("tree-shape", message, f"give {missing}: with topk 1, {steps + 1}")
+
+
+_TREE_BACKENDS = ("flashinfer", "fa3", "triton")
+
+
+def _tree_findings(settings: Mapping[str, object], topk: int) -> Iterator[Finding]:
+    backend, page = settings.get("attention_backend"), settings.get("page_size", 1)
+    if backend == "trtllm_mha":
+        yield error("tree-shape", f"trtllm_mha verifies chains only, not topk {topk}", "give topk 1")
+    elif is_count(page) and page > 1 and backend is not None and backend not in _TREE_BACKENDS:
+        message = f"topk {topk} with pages of {page} tokens runs on {', '.join(_TREE_BACKENDS)} only, not on {backend}"
+        yield error("tree-shape", message, "give --page-size 1, or one of these backends")
+    if settings.get("speculative_adaptive") is True:
+        message = f"SGLang turns adaptive mode off with topk {topk}"
+        yield warning("schedule", message, "give topk 1, or leave --speculative-adaptive out")
+
+
+def _sampling_findings(settings: Mapping[str, object], algorithm: str) -> Iterator[Finding]:
+    """Rejection sampling is for chains of EAGLE's kind."""
+    if settings.get("speculative_use_rejection_sampling") is not True:
+        return
+    if algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
+        message = f"SGLang has no rejection sampling for {algorithm}"
+        yield error("sampling", message, "drop --speculative-use-rejection-sampling")
+    elif settings.get("speculative_eagle_topk", 1) != 1:
+        message = "SGLang's rejection sampling is for chains"
+        yield error("sampling", message, "give --speculative-eagle-topk 1")
+
+
+def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
+    """STANDALONE compares sizes, then every token."""
+    difference, rows = first_difference(plan), plan.unequal_rows
+    if difference:
+        yield error("vocabulary", difference.message, OTHER_VOCABULARY)
+    elif rows:
+        message = f"STANDALONE refuses embeddings of {rows[0]} and {rows[1]} rows, though the tokens are the same"
+        yield error("padding", message, "pad the draft to the target's size, or use llama.cpp or transformers")
+
+
+# ------------------------------------------------------------------------------------------------ telemetry
+
+_CALLS = "sglang:spec_verify_calls_total"
+
+
+def counts_of_series(series: Series) -> Counts | None:
+    """From /metrics: newer versions count verify steps; the gauges are of the last log interval."""
+    steps, tokens, requests = (
+        _of_speculating_models(series, name)
+        for name in (_CALLS, "sglang:generation_tokens_total", "sglang:num_requests_total")
+    )
+    if steps is None or tokens is None:
+        return _of_gauges(series)
+    if steps == 0:
+        return Counts(num_drafts=0.0)
+    accepted = max(tokens - (requests or 0.0) - steps, 0.0)  # a text's first token comes from its prompt
+    warnings = (_WHOLE_REQUESTS, *several(series, _CALLS, "model_name"))
+    return Counts(num_drafts=steps, num_accepted_tokens=accepted, warnings=warnings)
+
+
+def _of_speculating_models(series: Series, name: str) -> float | None:
+    """A counter summed over those that verify; None where there is none of them."""
+    models = {dict(labels).get("model_name") for labels in series.get(_CALLS, {})}
+    values = [value for labels, value in series.get(name, {}).items() if dict(labels).get("model_name") in models]
+    return math.fsum(values) if values else None
+
+
+def _of_gauges(series: Series) -> Counts | None:
+    """Workers that verified nothing lately are left out of the mean."""
+    names = ("sglang:spec_accept_length", "sglang:spec_accept_rate", "sglang:spec_num_draft_tokens")
+    if not any(name in series for name in names[:2]):
+        return None
+    lengths = series.get(names[0], {})
+    busy = {labels for labels, value in lengths.items() if value >= 1} or lengths.keys()
+    length, rate, slots = (mean(series, name, busy or series.get(name, {})) for name in names)
+    return _averages(length, rate, slots, [f"the mean over {len(busy)} workers"] if len(busy) > 1 else [])
+
+
+_WHOLE_REQUESTS = "accepted tokens follow from generated ones, counted when requests end, those at K = 0 included"
+_HALF_A_DIGIT = 0.005
+
+
+def _averages(length: float | None, rate: float | None, slots: float | None = None, more: Sequence[str] = ()) -> Counts:
+    warnings = [*more, "averages over the last log interval: no counts, no interval of time"]
+    if length is not None and length < 1:
+        return Counts(num_drafts=0.0)
+    if length and rate:
+        rate, note = _accepted_of_proposed(length, rate, slots)
+        warnings += [note] if note else []
+    return Counts(acceptance_length=length, draft_acceptance_rate=rate, warnings=tuple(warnings))
+
+
+def _accepted_of_proposed(length: float, rate: float, slots: float | None) -> tuple[float | None, str | None]:
+    """Rates were (accepted + 1)/proposed first, above 1 where all went well, then (accepted + 1)/(proposed + 1) from
+    October 2025 on, and are accepted/proposed since April 2026: told by which makes K a whole number, or that of the
+    tokens verified.
+    """
+    k = None if slots is None else slots - 1
+    above_one = rate > 1 + _HALF_A_DIGIT
+    new, old = _is_count(length - 1, rate, k, 1), not above_one and _is_count(length, rate, slots, 2)
+    oldest = (above_one or k is not None) and _is_count(length, rate, k, 1)
+    if [new, old, oldest].count(True) != 1:
+        return None, "whether this version's rate counts the bonus is not told: left out"
+    if new:
+        return rate, None
+    proposed = round(length / rate) - (1 if old else 0)
+    form = "(accepted + 1)/(proposed + 1)" if old else "(accepted + 1)/proposed"
+    return (length - 1) / proposed, f"this version's rate was {form}; it is accepted/proposed here"
+
+
+def _is_count(tokens: float, rate: float, wanted: float | None, least: int) -> bool:
+    """Whether tokens/rate is what is wanted, else any whole number, as far as two decimals of each tell."""
+    proposed = tokens / rate
+    if not proposed < LONGEST:
+        return False
+    whole = round(proposed) if wanted is None else wanted
+    off = proposed * _HALF_A_DIGIT / rate + _HALF_A_DIGIT / rate
+    return whole >= least and abs(proposed - whole) <= off
+
+
+_ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")  # by version, newest first
+_PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+
+
+def counts_of_object(body: Mapping[str, object]) -> Counts | None:
+    """From meta_info of a response, under the names of any version, or what /server_info tells of all of them."""
+    if "avg_spec_accept_length" in body:
+        length = numbers_of(body, "avg_spec_accept_length").get("avg_spec_accept_length")
+        if not length:
+            return Counts(num_drafts=0.0)
+        return Counts(acceptance_length=length, warnings=("the mean since the server started",))
+    if "spec_verify_ct" not in body:
+        return None
+    known = numbers_of(body, "spec_verify_ct", "spec_accept_length", *_ACCEPTED, *_PROPOSED)
+    accepted, proposed = (next((known[n] for n in names if n in known), None) for names in (_ACCEPTED, _PROPOSED))
+    steps, emitted = known.get("spec_verify_ct"), numbers_of(body, "completion_tokens").get("completion_tokens")
+    if accepted is None and steps and emitted and "spec_accept_length" not in known:
+        accepted = max(emitted - 1 - steps, 0.0)  # the first token comes from the prompt
+    histogram = body.get("spec_correct_drafts_histogram", body.get("spec_accept_histogram"))
+    _, at_least = steps_by_accepted(histogram if isinstance(histogram, list) else [])
+    return Counts(
+        num_drafts=steps,
+        num_draft_tokens=proposed,
+        num_accepted_tokens=math.fsum(at_least) if accepted is None and at_least else accepted,
+        accepted_by_position=at_least,
+        acceptance_length=known.get("spec_accept_length"),
+    )
+
+
+def counts_of_line(line: str) -> Counts | None:
+    """From `Decode batch` of the log; fields come in the order of the version."""
+    if "Decode batch" not in line or "accept len:" not in line:
+        return None
+    length, rate = (
+        re.search(rf"accept {name}: ([0-9]+(?:\.[0-9]+)?)(?![0-9]|,[0-9])", line) for name in ("len", "rate")
+    )
+    if length is None:
+        raise unreadable(line)
+    return _averages(number(length[1]), number(rate[1]) if rate else None)
+
+
+ENGINE = Engine(
+    name="SGLang",
+    checked_against="0.5.23",
+    methods=tuple(_ALGORITHMS),
+    trees=_TREES,
+    config=config,
+    findings=findings,
+    counts_of_series=counts_of_series,
+    counts_of_object=counts_of_object,
+    counts_of_line=counts_of_line,
+)
