@@ -87,7 +87,7 @@ class _Reader:
         return struct.unpack(self.order + kind, self.take(struct.calcsize("<" + kind)))[0]
 
     def count(self, most: int) -> int:
-        value = int(self.number("Q"))
+        value = int.from_bytes(self.take(8), "little" if self.order == "<" else "big")
         if value > most:
             raise UnreadableError(f"counts {value:,} where no model has so many")
         return value
@@ -112,7 +112,7 @@ class _Reader:
         length = self.count(self._items_left)
         self._items_left -= length
         if kind == _TEXT:
-            return tuple(self.text() for _ in range(length))
+            return tuple([self.text() for _ in range(length)])
         items = f"{self.order}{length}{_scalar(kind)}"
         return struct.unpack(items, self.take(struct.calcsize(items)))
 

@@ -56,9 +56,9 @@ def write_gguf(path: Path, endianess: GGUFEndian = GGUFEndian.LITTLE) -> bytes:
 @contextmanager
 def small_and_quick():
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     yield
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
     assert tracemalloc.get_traced_memory()[1] < 50e6
     tracemalloc.stop()
 

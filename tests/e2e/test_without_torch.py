@@ -1,5 +1,6 @@
 """What needs no model runs where torch and transformers are not: from the source tree, and from the wheel."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,9 @@ def test_from_the_source_tree(folder) -> None:
 
 
 def call(*command: object, folder: Path) -> None:
-    done = subprocess.run([str(part) for part in command], cwd=folder, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    line = [str(part) for part in command]
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
