@@ -1,7 +1,13 @@
 """`make gpu`: profile, recommend, confirm and repeat the costs on a CUDA device, without network, in under 8 minutes.
 
-Random weights in the shapes of Qwen3-8B and Qwen3-0.6B: costs are real, acceptance is not. `--keep DIR` keeps profile
-and summary.
+Random weights in the shapes of Qwen3-8B and Qwen3-0.6B: costs are real, acceptance is not.
+
+Where there is an index:  make gpu-wheels                           fills .gpu-wheels for CPython 3.12 (GPU_PYTHON)
+On the GPU's machine:     make gpu PYTHON=python3 GPU="--keep DIR"  with the torch and transformers of that python
+To rehearse without one:  make gpu GPU=--cpu
+
+The folder .gpu-wheels goes along with the checkout; it is not needed where the machine lacks nothing. `--keep DIR`
+keeps profile, skill and summary.
 """
 
 import argparse
@@ -52,9 +58,9 @@ def repeatability(first: Path, second: Path) -> float:
     from spectune.profile.costs import CostCells
     from spectune.profile.store import load_profile
 
-    one, two = (CostCells.of(load_profile(path).costs) for path in (first, second))
-    forwards = [key for key in one.samples if key.part in ("cost_p", "cost_q") and key.draft != "ngram:min=1,max=4"]
-    return max(abs(one.resampled(key)[0] / two.resampled(key)[0] - 1) for key in forwards)
+    before, after = (CostCells.of(load_profile(path).costs) for path in (first, second))
+    forwards = [key for key in before.samples if key.part in ("cost_p", "cost_q") and key.draft != "ngram:min=1,max=4"]
+    return max(abs(before.resampled(key)[0] / after.resampled(key)[0] - 1) for key in forwards)
 
 
 def rehearse(folder: Path, device: str, shapes: dict[str, dict[str, int]], budget_s: str) -> dict[str, object]:
@@ -86,23 +92,23 @@ def rehearse(folder: Path, device: str, shapes: dict[str, dict[str, int]], budge
 def main() -> int:
     import torch
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, help="directory for the first profile, the skill and the summary")
     parser.add_argument("--cpu", action="store_true", help="rehearse on the CPU, with small shapes")
-    asked = parser.parse_args()
-    if not asked.cpu and not torch.cuda.is_available():
+    options = parser.parse_args()
+    if not options.cpu and not torch.cuda.is_available():
         print("make gpu: there is no CUDA device here; skipped")
         return 0
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        kind = ("cpu", SMALL, "2") if asked.cpu else ("cuda", SHAPES, "60")
+        kind = ("cpu", SMALL, "2") if options.cpu else ("cuda", SHAPES, "60")
         summary = rehearse(place, *kind)
         print(json.dumps(summary, indent=2))
-        if asked.keep:
-            shutil.copytree(place / "first", asked.keep / "profile")
+        if options.keep:
+            shutil.copytree(place / "first", options.keep / "profile")
             for file in [*place.glob("skill*"), place / "first" / "run.log"]:
-                shutil.copy(file, asked.keep)
-            (asked.keep / "summary.json").write_text(json.dumps(summary, indent=2))
+                shutil.copy(file, options.keep)
+            (options.keep / "summary.json").write_text(json.dumps(summary, indent=2))
     return 0
 
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spectune.checkpoints.files import UnreadableError, count, hub_reader, json_object, text_part
+from spectune.checkpoints.gguf import gguf_header
+
 _ITEMSIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
+_MOST_HEADER_BYTES = 1 << 24  # of one safetensors file: a hundred thousand tensors
+_MOST_DIMENSIONS = 32
+_MOST = 1 << 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +30,19 @@ def model_size(path: Path) -> ModelSize | None:
     """Of a .gguf file or a folder with safetensors; None where the headers do not tell."""
     try:
         return _gguf_size(path) if path.suffix == ".gguf" else _folder_size(path)
-    except (OSError, LookupError, ValueError, TypeError, StopIteration, AttributeError):
+    except (OSError, UnreadableError):
         return None
 
 
 def hub_size(name: str) -> ModelSize | None:
     """Of a model on the hub, without downloading it; None where it does not tell, or cannot be reached."""
     from huggingface_hub import get_safetensors_metadata
-    from transformers import PreTrainedConfig
 
     try:
         counts = get_safetensors_metadata(name).parameter_count
-        config = PreTrainedConfig.get_config_dict(name)[0]
-        return _size(
-            sum(counts.values()), sum(count * _ITEMSIZES.get(kind, 4) for kind, count in counts.items()), config
-        )
+        config = hub_reader(name)("config.json")
+        stored = sum(weights * _ITEMSIZES.get(kind, 4) for kind, weights in counts.items())
+        return _size(sum(counts.values()), stored, config or {})
     except Exception:  # no network, no such repository, no safetensors: loading will say which
         return None
 
@@ -46,55 +50,78 @@ def hub_size(name: str) -> ModelSize | None:
 def _folder_size(folder: Path) -> ModelSize:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ValueError("no safetensors")
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    tensors = [tensor for file in files for tensor in _tensors(file)]
-    stored = sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors)
-    return _size(sum(math.prod(tensor["shape"]) for tensor in tensors), stored, config)
+        raise UnreadableError("has no safetensors")
+    config = json_object(folder / "config.json")
+    extents = [extent for file in files for extent in _extents(file)]
+    return _size(sum(weights for weights, _ in extents), sum(stored for _, stored in extents), config)
 
 
-def _tensors(file: Path) -> list[dict[str, Any]]:
-    """From the header: its length in eight bytes, then JSON."""
+def _extents(file: Path) -> list[tuple[int, int]]:
+    """Of each tensor of a safetensors file, how many weights it has and how many bytes they take."""
+    try:
+        header = json.loads(_safetensors_header(file))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError("has no header of safetensors") from error
+    if not isinstance(header, dict):
+        raise UnreadableError("has no header of safetensors")
+    return [_extent(entry) for name, entry in header.items() if name != "__metadata__"]
+
+
+def _safetensors_header(file: Path) -> bytes:
+    """Its length in eight bytes, then JSON."""
+    if not file.is_file():
+        raise UnreadableError("is no file")
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length))
-    return [entry for name, entry in header.items() if name != "__metadata__"]
+        if length > min(_MOST_HEADER_BYTES, file.stat().st_size):
+            raise UnreadableError("has a header longer than any model's")
+        return opened.read(length)
+
+
+def _extent(entry: object) -> tuple[int, int]:
+    match entry:
+        case {"shape": list(shape), "data_offsets": [begin, end]} if len(shape) <= _MOST_DIMENSIONS:
+            if all(_is_count(value) for value in (*shape, begin, end)) and begin <= end:
+                return math.prod(shape), end - begin
+    raise UnreadableError("has a tensor without a shape or a place")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
 def _size(parameters: int, stored_bytes: int, config: Mapping[str, Any]) -> ModelSize:
-    text = config.get("text_config") or config
-
-    def first(*names: str) -> int:
-        return int(next(text[name] for name in names if text.get(name)))
-
-    hidden, heads = first("hidden_size", "n_embd"), first("num_attention_heads", "n_head")
-    head_size = int(text.get("head_dim") or hidden // heads)
-    cached_heads = int(text.get("num_key_value_heads") or heads)
-    layers = first("num_hidden_layers", "n_layer")
+    told = text_part(config)
+    hidden, heads = _positive(told, "hidden_size", "n_embd"), _positive(told, "num_attention_heads", "n_head")
+    head_size = count(told, "head_dim") or hidden // heads
+    cached_heads = count(told, "num_key_value_heads") or heads
+    layers = _positive(told, "num_hidden_layers", "n_layer")
     return ModelSize(
         parameters=parameters,
         stored_bytes=stored_bytes,
-        vocab_size=first("vocab_size"),
+        vocab_size=_positive(told, "vocab_size"),
         cached_values=2 * layers * cached_heads * head_size,
     )
 
 
+def _positive(fields: Mapping[str, Any], *names: str) -> int:
+    """The first count above zero. Raises: UnreadableError where there is none."""
+    value = next((value for name in names if (value := count(fields, name))), None)
+    if value is None:
+        raise UnreadableError(f"does not tell {names[0]}")
+    return value
+
+
 def _gguf_size(file: Path) -> ModelSize:
-    from gguf import GGUFReader
-
-    reader = GGUFReader(file)
-
-    def number(name: str) -> int:
-        return int(reader.get_field(name).contents())
-
-    kind = str(reader.get_field("general.architecture").contents())
-    heads = number(f"{kind}.attention.head_count")
-    cached_heads, hidden = number(f"{kind}.attention.head_count_kv"), number(f"{kind}.embedding_length")
-    tokens = reader.get_field("tokenizer.ggml.tokens")
-    parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    header = gguf_header(file)
+    kind, fields = header.architecture, header.fields
+    heads, hidden = _positive(fields, f"{kind}.attention.head_count"), _positive(fields, f"{kind}.embedding_length")
     return ModelSize(
-        parameters=parameters,
-        stored_bytes=4 * parameters,  # unpacked once into float32
-        vocab_size=len(tokens.data),
-        cached_values=2 * number(f"{kind}.block_count") * cached_heads * (hidden // heads),
+        parameters=header.parameters,
+        stored_bytes=4 * header.parameters,  # unpacked once into float32
+        vocab_size=len(header.tokens),
+        cached_values=2
+        * _positive(fields, f"{kind}.block_count")
+        * _positive(fields, f"{kind}.attention.head_count_kv")
+        * (hidden // heads),
     )

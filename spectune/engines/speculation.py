@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from spectune.checkpoints.embedded import EMBEDDED, EMBEDDED_ON_THE_HUB
 from spectune.choice import LONGEST
 from spectune.decide.recommendation import BatchStep, Candidate, Recommendation
 from spectune.drafting_spec import DraftSpec, draft_spec
@@ -12,7 +13,7 @@ FOLDER = "\0"
 """Stands in a config's text before the name of a file that it reads, for the folder where that is."""
 
 _WORTH_SAMPLING = 1.01
-_ON_THE_HUB = {"SmolLM2-135M-Instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # the embedded model
+_ON_THE_HUB = {EMBEDDED: EMBEDDED_ON_THE_HUB}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

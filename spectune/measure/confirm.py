@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from spectune.checkpoints.embedded import EMBEDDED
 from spectune.choice import Choice, chain, plain
 from spectune.decoding.decode import Round, read_prompt, speculative_rounds
 from spectune.drafting import Continuation, Drafter, open_draft
@@ -21,7 +22,7 @@ from spectune.measure.environment import environment
 from spectune.measure.source import LocalTarget, TextSource
 from spectune.measure.tape import TapePrompt, scored_rows, tape_table, without_text
 from spectune.models.devices import resolve_device
-from spectune.models.loading import EMBEDDED, LanguageModel, load_model
+from spectune.models.loading import LanguageModel, load_model
 from spectune.models.sampling import Sampling
 from spectune.models.scoring import ModelScorer
 from spectune.profile import schemas

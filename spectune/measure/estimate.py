@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
 from spectune.checkpoints.size import ModelSize, hub_size, model_size
 from spectune.drafting_spec import measured_draft, method_of
 from spectune.errors import ConfigError
@@ -20,7 +21,7 @@ from spectune.measure.cost import (
 )
 from spectune.measure.recording import ROWS_PER_BATCH
 from spectune.models.devices import free_bytes, resolve_device, resolve_dtype
-from spectune.models.loading import EMBEDDED, embedded_gguf, unpacked_folder
+from spectune.models.loading import unpacked_folder
 from spectune.profile.run import Run
 from spectune.workload.prompts import Prompt, load_workload
 

@@ -142,7 +142,7 @@ class _Batch:
             attention_mask=self._mask,
             position_ids=positions(self._mask)[:, -1:],
             use_cache=True,
-            **cache_argument(self._cache),
+            **cache_argument(self._model.network, self._cache),
         )
         self.logits = output.logits[:, -1, : self._model.vocab_size]
 
@@ -154,7 +154,9 @@ def _read_prompt(model: LanguageModel, token_ids: list[int]) -> tuple[Cache, Ten
     """
     cache, judged = new_cache(), min(len(token_ids) - 1, _SURPRISE_TOKENS)
     ids = torch.tensor([token_ids], device=model.device)
-    output = model.network(input_ids=ids, use_cache=True, logits_to_keep=judged + 1, **cache_argument(cache))
+    output = model.network(
+        input_ids=ids, use_cache=True, logits_to_keep=judged + 1, **cache_argument(model.network, cache)
+    )
     logits = output.logits[0, :, : model.vocab_size]
     if judged < 1:
         return cache, logits[-1:], None

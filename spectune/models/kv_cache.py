@@ -1,5 +1,8 @@
 """A transformers KV cache that appends in place, so that a step does not copy what is already there."""
 
+import inspect
+from collections.abc import Callable
+from functools import cache as once
 from typing import Any
 
 import torch
@@ -53,9 +56,18 @@ def new_cache() -> Cache:
     return Cache(layer_class_to_replicate=RoomyLayer)
 
 
-def cache_argument(cache: Cache) -> dict[str, Cache]:
-    """The cache under the name by which a network's forward takes it."""
-    return {"cache": cache}
+def cache_argument(network: Any, cache: Cache) -> dict[str, Cache]:
+    """The cache under the name that the network's forward takes it by.
+
+    That is `cache` from transformers 5.24 on and `past_key_values` before; a model with code of its own keeps the
+    name that it was written with, and would swallow the other without a word.
+    """
+    return {_cache_name(type(network).forward): cache}
+
+
+@once
+def _cache_name(forward: Callable[..., Any]) -> str:
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 @torch.inference_mode()

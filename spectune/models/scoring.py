@@ -126,7 +126,7 @@ class ModelSequence:
                 input_ids=token_ids.to(self._model.device).expand(self._rows, -1),
                 use_cache=True,
                 logits_to_keep=logits_to_keep,
-                **cache_argument(self._cache),
+                **cache_argument(self._model.network, self._cache),
                 **tree,
                 **_asking(self._layers),
             )

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from spectune.checkpoints.embedded import embedded_gguf
 from spectune.drafting_spec import draft_spec
 from spectune.engines.config import engine_config
 from spectune.engines.reading import read_telemetry
 from spectune.engines.speculation import Speculation
-from spectune.models.loading import embedded_gguf
 
 PYTHON = os.environ.get("SPECTUNE_LLAMA_CPP_PYTHON")
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(not PYTHON, reason="make test-llamacpp installs the server")]

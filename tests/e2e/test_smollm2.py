@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
+from spectune.checkpoints.embedded import embedded_gguf
 from spectune.errors import ConfigError
-from spectune.models.loading import embedded_gguf, load_model
+from spectune.models.loading import load_model
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -397,7 +397,7 @@ def test_what_cannot_be_asked_is_one_line(tmp_path, capsys) -> None:
 
 
 def test_facts_of_a_gguf_are_those_of_its_header() -> None:
-    from spectune.models.loading import embedded_gguf
+    from spectune.checkpoints.embedded import embedded_gguf
 
     facts = model_facts(str(embedded_gguf()))
     assert (facts.vocab_size, facts.max_positions, facts.mtp_layers) == (49152, 8192, None)

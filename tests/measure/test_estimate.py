@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from spectune.checkpoints.embedded import embedded_gguf
 from spectune.checkpoints.size import ModelSize, model_size
 from spectune.cli.app import run
 from spectune.errors import ConfigError, DeviceError
 from spectune.measure.estimate import estimate_run
 from spectune.models.devices import require_room
-from spectune.models.kv_cache import new_cache
-from spectune.models.loading import embedded_gguf
+from spectune.models.kv_cache import cache_argument, new_cache
 from spectune.profile.run import Run
 from tests.checkpoints import WORDS, save_checkpoint
 from tests.drafting.test_layer_skip import LAYOUTS
@@ -29,7 +29,7 @@ def test_the_size_of_a_folder_is_that_of_the_network(tmp_path, kind) -> None:
     assert (size.parameters, size.vocab_size) == (network.num_parameters(), 50)
     assert size.stored_bytes == 4 * network.num_parameters()
     cache = new_cache()
-    network(input_ids=torch.tensor([[1, 2, 3]]), cache=cache, use_cache=True)
+    network(input_ids=torch.tensor([[1, 2, 3]]), use_cache=True, **cache_argument(network, cache))
     assert size.cached_values * 3 == sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
 
 

@@ -1,0 +1,112 @@
+"""Files of a checkpoint, in a folder or on the hub, read within bounds: they come from strangers."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spectune.errors import ConfigError, reason_of
+
+_MOST = 1 << 48
+_MOST_BYTES = 1 << 28
+
+
+class UnreadableError(ValueError):
+    """A file that is broken or hostile; the text goes on where a sentence begins with its name."""
+
+
+JsonReader = Callable[[str], dict[str, Any] | None]  # from a file's name to what it holds; None where there is none
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """What a JSON file holds. Raises: UnreadableError for anything else than an object."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            raise ValueError("no file, or too large for one of these")
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnreadableError("cannot be read as JSON") from error
+    if not isinstance(value, dict):
+        raise UnreadableError("holds no object")
+    return value
+
+
+def folder_reader(folder: Path) -> JsonReader:
+    """Reads JSON files of a folder. What it returns raises: ConfigError for what cannot be read."""
+
+    def read(file: str) -> dict[str, Any] | None:
+        try:
+            there = (folder / file).exists()
+        except OSError as error:
+            raise ConfigError(f"{folder / file} cannot be read: {reason_of(error)}", "check the folder") from error
+        return _checked(folder / file) if there else None
+
+    return read
+
+
+def hub_reader(name: str) -> JsonReader:
+    """Reads JSON files of a model on the hub, or of what is kept of it here. Raises as `folder_reader` does."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries, which name the hub's whole URL
+
+    def read(file: str) -> dict[str, Any] | None:
+        try:
+            path = Path(hf_hub_download(name, file))
+        except LocalEntryNotFoundError as error:
+            if file != "config.json":  # not among what was kept of it
+                return None
+            raise ConfigError(f"{name} is no folder here, and the hub cannot be reached", "give a folder") from error
+        except EntryNotFoundError:
+            return None
+        except (HfHubHTTPError, HFValidationError) as error:
+            raise ConfigError(f"{name} is neither a folder here nor a model on the hub", "check the name") from error
+        except OSError as error:  # of the cache, or of the way there
+            problem = f"{name} cannot be fetched: {reason_of(error)}"
+            raise ConfigError(problem, "check the disk, or give a folder") from error
+        except Exception as error:  # a hub that answers otherwise than one, or breaks off
+            raise ConfigError(f"{name} cannot be fetched from the hub", "try again, or give a folder") from error
+        return _checked(path)
+
+    return read
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    try:
+        return json_object(path)
+    except UnreadableError as error:
+        raise ConfigError(f"{path} {error}", "check the file") from error
+
+
+def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as that of its language model, where it holds more than one."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else dict(config)
+
+
+def text(config: Mapping[str, Any], name: str) -> str | None:
+    """A value that is a text; None for any other."""
+    value = config.get(name)
+    return value if isinstance(value, str) else None
+
+
+def count(config: Mapping[str, Any], *names: str) -> int | None:
+    """The first value that is a count, and one that a model can have."""
+    values = (config.get(name) for name in names)
+    counts = (value for value in values if isinstance(value, int) and not isinstance(value, bool))
+    return next((value for value in counts if 0 <= value < _MOST), None)
+
+
+def flag(config: Mapping[str, Any], name: str) -> bool | None:
+    """A value that is true or false; None for any other."""
+    value = config.get(name)
+    return value if isinstance(value, bool) else None
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
