@@ -49,11 +49,8 @@ class Fixed:
         return [self._evidence(list(continuation.token_ids), TOKENS[:max_k]) for continuation in continuations]
 
     def _evidence(self, written: list[int], proposed: list[int]) -> Evidence:
-        matched = [
-            next((place for place, token in enumerate(proposed) if written[start + place : start + place + 1] != [token]),
-                 len(proposed))
-            for start in range(len(written))
-        ]  # fmt: skip
-        return Evidence(
-            proposed_tokens=np.full(len(written), len(proposed), np.int16), matched_tokens=np.array(matched, np.int16)
-        )
+        matched = np.zeros(len(written), np.int16)
+        for start in range(len(written)):
+            while matched[start] < len(proposed) and written[start:][: (n := matched[start] + 1)] == proposed[:n]:
+                matched[start] += 1
+        return Evidence(proposed_tokens=np.full(len(written), len(proposed), np.int16), matched_tokens=matched)
