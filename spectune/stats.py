@@ -175,6 +175,15 @@ def log_t_interval(estimate: float, standard_error: float, effective_count: floa
     return Interval(estimate=estimate, low=estimate * float(np.exp(-half)), high=estimate * float(np.exp(half)))
 
 
+def log_ratio_interval(
+    numerators: Floats,  # [prompts]
+    denominators: Floats,  # [prompts]
+) -> Interval:
+    """Σnumerators/Σdenominators with its interval over prompts, which weigh what their denominators do."""
+    error = log_ratio_standard_error(numerators, denominators)
+    return log_t_interval(float(numerators.sum() / denominators.sum()), error, effective_prompts(denominators))
+
+
 def max_t_quantile(
     influence: Floats,  # [observations, candidates] of each observation on each candidate's log figure
     draws: int = 4000,

@@ -126,14 +126,13 @@ def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
 
 
 def _confirmed_line(decided: "Recommendation", directory: Path) -> str:
-    from spectune.decide.confirmation import predicted_interval
     from spectune.report.skill import interval_text
 
-    one = decided.best_decoded
-    if one is None:
+    decoded = decided.best_decoded
+    if decoded is None:
         return f"not decoded for real yet: spectune confirm {shlex.quote(str(directory))}"
-    predicted = interval_text(predicted_interval(one), "×")
-    return f"decoded for real: {one.measured_speedup:.2f}×, predicted {predicted} for such a run"
+    predicted = interval_text(decoded.predicted, "×")
+    return f"decoded for real: {decoded.measured_speedup:.2f}×, predicted {predicted} for such a run"
 
 
 def _fallback_line(decided: "Recommendation") -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from spectune.decide.check import Check, Finding
+from spectune.decide.metrics import METRICS
 from spectune.report.markdown import table
 
 _HOPELESS = 40.0  # times the data
@@ -13,16 +14,7 @@ _LEVELS = {"regressed": "error", "too-noisy": "warning"}
 
 def name_of(finding: Finding) -> str:
     """The figure as a reader knows it."""
-    names = {
-        "acceptance_length": "tokens per round",
-        "conditional_acceptance_rate": "acceptance",
-        "cost_p_1": "cost_p(1)",
-        "cost_p_verify": f"cost_p({finding.num_speculative_tokens + 1})",
-        "cost_q": "cost_q",
-        "speedup": "predicted speed-up",
-        "overhead": "overhead",
-    }
-    name = names[finding.metric]
+    name = METRICS[finding.metric].name.format(n=finding.choice.shape.verified_tokens)
     return f"{name}, {finding.place}" if finding.place else name
 
 

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import yaml
 
-from spectune.decide.confirmation import Confirmation, ConfirmedSetting, measured_interval, predicted_interval
+from spectune.decide.confirmation import Confirmation, ConfirmedSetting
 from spectune.decide.formula import FormulaFit
 from spectune.decide.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
 from spectune.engines import EngineConfig
@@ -228,16 +228,16 @@ def machine_change(seen: Confirmation) -> str | None:
     )
 
 
-def _confirmed_row(one: ConfirmedSetting) -> tuple[str, ...]:
+def _confirmed_row(setting: ConfirmedSetting) -> tuple[str, ...]:
     return (
-        one.draft,
-        str(one.num_speculative_tokens),
-        f"{one.temperature:g}",
-        interval_text(predicted_interval(one), "×"),
-        f"{one.replayed_speedup:.2f}×",
-        interval_text(measured_interval(one), "×"),
-        str(one.measured_tokens),
-        f"{one.method_error:.3f}",
+        setting.draft,
+        str(setting.num_speculative_tokens),
+        f"{setting.temperature:g}",
+        interval_text(setting.predicted, "×"),
+        f"{setting.replayed_speedup:.2f}×",
+        interval_text(setting.measured, "×"),
+        str(setting.measured_tokens),
+        f"{setting.method_error:.3f}",
     )
 
 

@@ -94,7 +94,8 @@ def test_a_machine_that_is_slower_as_a_whole_is_no_regression(baseline) -> None:
         (lambda costs: where(costs, 1.2, part="cost_p", tokens=[2, 3, 4, 5]), {"cost_p_verify", "speedup"},
          {"cost_p", "speedup"}),
         (lambda costs: where(costs, 4.0, part="cost_q", draft="small"), {"cost_q", "speedup"}, {"cost_q", "speedup"}),
-        (lambda costs: where(costs, 12.0, part="overhead", draft_steps=[1, 2, 4]), {"speedup"}, {"speedup", "overhead"}),
+        (lambda costs: where(costs, 12.0, part="overhead", draft_steps=[1, 2, 4]), {"speedup"},
+         {"speedup", "overhead"}),
     ],
 )  # fmt: skip
 def test_a_cost_that_grew_is_found_and_attributed(baseline, change, metrics, causes) -> None:
