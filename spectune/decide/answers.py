@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from spectune.decide.confirmation import Confirmation
 from spectune.decide.fit import Setting
@@ -30,7 +31,7 @@ PUBLISHED = {
 
 def candidate_of(setting: Setting) -> Candidate:
     """Its figures, with the verdict that it would have alone."""
-    acceptance, times, steps = setting.acceptance, setting.round, setting.round.round_in_plain_steps
+    acceptance, steps = setting.acceptance, setting.round.round_in_plain_steps
     return Candidate(
         draft=setting.draft,
         num_speculative_tokens=setting.num_speculative_tokens,
@@ -42,11 +43,7 @@ def candidate_of(setting: Setting) -> Candidate:
         draft_acceptance_rate=acceptance.rate,
         conditional_acceptance_rate=acceptance.conditional_rates,
         cumulative_acceptance_rate=acceptance.cumulative_rates,
-        plain_s=times.plain_s,
-        draft_s=times.draft_s,
-        verify_s=times.verify_s,
-        overhead_s=times.overhead_s,
-        round_s=times.round_s,
+        **asdict(setting.round),
         round_in_plain_steps=steps,
         break_even_alpha=break_even_alpha(setting.num_speculative_tokens, steps),
         effective_prompts=setting.effective_prompts,
@@ -95,12 +92,12 @@ def _alone(setting: Setting, confirmed: Confirmation | None) -> Verdict:
 
 def category_answers(setting: Setting) -> list[CategoryAnswer]:
     """Its figures on each category of prompts."""
-    return [_category_answer(setting, category) for category in dict.fromkeys(setting.texts.categories)]
+    return [_category_answer(setting, category) for category in dict.fromkeys(setting.evidence.categories)]
 
 
 def _category_answer(setting: Setting, category: str) -> CategoryAnswer:
-    texts, inside = setting.texts, setting.texts.categories == category
-    emitted, rounds, seconds = (values[inside] for values in (texts.emitted, texts.rounds, texts.seconds))
+    texts, inside = setting.texts, setting.evidence.categories == category
+    emitted, rounds, seconds = (values[inside] for values in (texts.emitted, texts.rounds, setting.seconds))
     length, speedup = None, None
     if rounds.sum() > 0:
         length = float(emitted.sum() / rounds.sum())

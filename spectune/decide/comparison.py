@@ -223,8 +223,8 @@ def _positions(setting: Setting, now: Setting, paired: bool) -> Iterator[Figure]
 
 def _categories(setting: Setting, now: Setting) -> Iterator[Figure]:
     """Tokens per round of each, on the same prompts."""
-    for category in dict.fromkeys(setting.texts.categories):
-        inside = setting.texts.categories == category
+    for category in dict.fromkeys(setting.evidence.categories):
+        inside = setting.evidence.categories == category
         emitted, rounds = setting.texts.emitted[inside], setting.texts.rounds[inside]
         emitted_now, rounds_now = now.texts.emitted[inside], now.texts.rounds[inside]
         change = None

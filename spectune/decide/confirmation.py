@@ -104,6 +104,7 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
         return None
     runs, fitted = _runs_by_choice(confirmed.runs), {setting.choice: setting for setting in fitted_settings}
     evidence, another_time = confirmed_evidence(profile), unsteadiness(profile.costs, "plain")
+    plain_step_ratio = _plain_step_ratio(runs, fitted_settings)
     settings = [
         _confirmed(fitted, choice, evidence, runs, record.max_new_tokens, another_time)
         for choice in runs
@@ -122,7 +123,7 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
             always_one=float(np.median([setting.always_one_error for setting in settings])),
             geometric=float(np.median([setting.geometric_error for setting in settings])),
         ),
-        plain_step_ratio=_plain_step_ratio(runs, fitted_settings),
+        plain_step_ratio=plain_step_ratio,
     )
 
 

@@ -76,13 +76,11 @@ def profiled_evidence(profile: Profile) -> list[DraftEvidence]:
 def confirmed_evidence(profile: Profile) -> dict[tuple[str | None, float], DraftEvidence]:
     """Of every draft at every temperature that a confirming run decoded with, along its plain text."""
     assert profile.confirmed is not None
-    confirmed, max_k = profile.confirmed, profile.manifest.settings.max_k
-    pairs = dict.fromkeys(zip(*(confirmed.runs[name].to_pylist() for name in ("draft", "temperature")), strict=True))
-    return {
-        (spec, t): draft_evidence(confirmed.tape, confirmed.acceptance, draft_record(profile, spec), t, max_k)
-        for spec, t in pairs
-        if spec is not None
-    }
+    tape, acceptance, max_k = profile.confirmed.tape, profile.confirmed.acceptance, profile.manifest.settings.max_k
+    records = {record.spec: record for record in profile.manifest.drafts}
+    columns = (profile.confirmed.runs[name].to_pylist() for name in ("draft", "temperature"))
+    pairs = [pair for pair in dict.fromkeys(zip(*columns, strict=True)) if pair[0] is not None]
+    return {(spec, t): draft_evidence(tape, acceptance, records[spec], t, max_k) for spec, t in pairs}
 
 
 def draft_evidence(

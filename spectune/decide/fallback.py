@@ -25,7 +25,7 @@ def _rule(setting: Setting, chance_of_rounds: float) -> tuple[Fallback | None, s
     A request's gain varies with its text, and given the text with the chance of acceptance.
     """
     texts = setting.texts
-    threshold = float(texts.seconds.sum() / texts.rounds.sum() / setting.round.plain_s)
+    threshold = float(setting.seconds.sum() / texts.rounds.sum() / setting.round.plain_s)
     used = texts.rounds > 0
     gain = texts.emitted[used] - threshold * texts.rounds[used]  # tokens won by each request
     deviation = math.hypot(float(gain.std(ddof=1)), threshold * chance_of_rounds)

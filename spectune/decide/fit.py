@@ -7,7 +7,7 @@ import numpy as np
 
 from spectune.choice import Choice, chain
 from spectune.decide.evidence import Counts, DraftEvidence, profiled_evidence, replayed
-from spectune.decide.round_costs import RoundCosts, RoundTimes, folded_round_costs, round_costs
+from spectune.decide.round_costs import RoundCosts, RoundTimes, round_costs
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import Load, Settings
 from spectune.profile.store import Profile
@@ -45,16 +45,6 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Texts:
-    """What the recorded texts took, [prompts] each."""
-
-    categories: np.ndarray
-    emitted: Floats
-    rounds: Floats
-    seconds: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """How log speed-up moves with what it was taken from."""
 
@@ -79,7 +69,7 @@ class Setting:
     speedup: Interval
     acceptance: Acceptance
     round: RoundTimes
-    texts: Texts
+    texts: RowCounts  # [prompts]
     spread: Spread
 
     @property
@@ -96,6 +86,11 @@ class Setting:
     def num_speculative_tokens(self) -> int:
         """K of its choice."""
         return self.choice.num_speculative_tokens
+
+    @property
+    def seconds(self) -> Floats:  # [prompts]
+        """What the rounds of each text take."""
+        return self.costs.seconds(self.texts)
 
     @property
     def effective_prompts(self) -> float:
@@ -120,7 +115,7 @@ def priced_settings(
         evidence = counts.evidence
         for load in loads or measured.loads[:1]:
             where = (cells, evidence.draft, evidence.temperature == 0.0, measured, load)
-            costs, folds = round_costs(*where), folded_round_costs(*where)
+            costs, folds = round_costs(*where), [round_costs(*where, 0), round_costs(*where, 1)]
             settings += [_setting(counts, k, load, costs, folds) for k in range(1, measured.max_k + 1)]
     return settings
 
@@ -136,9 +131,7 @@ def _setting(counts: Counts, k: int, load: Load, costs: RoundCosts, folds: Seque
         speedup=speedup,
         acceptance=_acceptance(counts.per_round, rows, k),
         round=costs.times(rows),
-        texts=Texts(
-            categories=evidence.categories, emitted=rows.emitted, rounds=rows.rounds, seconds=costs.seconds(rows)
-        ),
+        texts=rows,
         spread=spread,
     )
 

@@ -61,15 +61,15 @@ def _answer(
     decided: Mapping[float, Decision],
     decision: Decision,  # the headline's
 ) -> Recommendation:
-    best, headline, formula = decision.setting, temperature_answer(decision), fit_formula(settings)
+    best, formula = decision.setting, fit_formula(settings)
     fallback, fallback_reason = fallback_rule(decision, profile.manifest.settings.max_new_tokens)
-    by_load = load_answers(decision, here)
+    lengths = acceptance_lengths_by_rule(best.evidence, best.num_speculative_tokens)
+    headline, by_load = temperature_answer(decision), load_answers(decision, here)
     return Recommendation(
         verdict=headline.verdict,
         draft=headline.draft,
         num_speculative_tokens=headline.num_speculative_tokens,
         temperature=headline.temperature,
-        temperature_gate=temperature_gate(settings, decision, decided, confirmed),
         speedup=headline.speedup,
         break_even_alpha=headline.best_candidate.break_even_alpha,
         fallback=fallback,
@@ -81,13 +81,14 @@ def _answer(
         by_load=by_load,
         by_batch=batch_steps(decision, here),
         candidates=[candidate_of(setting) for setting in settings],
-        acceptance_length_by_rule=acceptance_lengths_by_rule(best.evidence, best.num_speculative_tokens),
+        applies_to=applies_to(profile),
+        temperature_gate=temperature_gate(settings, decision, decided, confirmed),
+        acceptance_length_by_rule=lengths,
         padded_drafts=profile.manifest.padded_drafts,
         formula=formula,
         accuracy=accuracy,
         confirmation=confirmed,
         reasons=reasons(decision, headline.best_candidate, by_load),
         warnings=[*profile.manifest.warnings, *notices(decision, settings, formula)],
-        applies_to=applies_to(profile),
         reproduce=profile.manifest.settings.command,
     )

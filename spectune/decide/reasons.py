@@ -6,8 +6,8 @@ from itertools import groupby, pairwise
 from spectune.decide.fit import Setting
 from spectune.decide.formula import FormulaFit
 from spectune.decide.recommendation import Candidate, LoadAnswer
-from spectune.decide.selection import MIN_GAIN, Decision, timings_leave_open
-from spectune.drafting_spec import method_of
+from spectune.decide.selection import MIN_GAIN, Decision
+from spectune.drafting_spec import Method
 from spectune.profile.manifest import Notice
 from spectune.stats import FEW_EFFECTIVE_PROMPTS, MIN_EFFECTIVE_PROMPTS
 
@@ -22,7 +22,7 @@ def reasons(decision: Decision, best: Candidate, by_load: Sequence[LoadAnswer]) 
         f"of its {best.round_s * ms:.1f} ms, verifying takes {best.verify_s * ms:.1f} ms, drafting "
         f"{best.draft_s * ms:.1f} ms, the loop {best.overhead_s * ms:.1f} ms; "
         f"a plain step takes {best.plain_s * ms:.1f} ms",
-        _break_even(best),
+        _break_even(best, decision.setting.evidence.draft.drafting),
         *_flips(by_load, "batch"),
         *_flips(by_load, "context"),
     ]
@@ -39,13 +39,13 @@ def _why_open(decision: Decision) -> Iterator[str]:
         yield f"the interval holds {MIN_GAIN:g}, the least gain that counts"
 
 
-def _break_even(best: Candidate) -> str:
+def _break_even(best: Candidate, drafting: Method) -> str:
     k, most = best.num_speculative_tokens, best.num_speculative_tokens + 1  # tokens that a round emits
     if most * best.plain_s < best.verify_s + best.overhead_s:
         return f"even a free and perfect draft loses at K = {k}: verifying alone takes longer than {most} plain steps"
     if best.break_even_alpha is None:
         return f"even a perfect draft loses at K = {k}: the round takes longer than {most} plain steps"
-    proposing = " of K tokens proposed in every round" if method_of(best.draft).evidence == "start" else ""
+    proposing = " of K tokens proposed in every round" if drafting.evidence == "start" else ""
     return (
         f"it breaks even at {best.round_in_plain_steps:.2f} tokens a round, "
         f"an acceptance of {best.break_even_alpha:.2f} at every position{proposing}"
@@ -105,7 +105,7 @@ def _misleading(fit: FormulaFit) -> Notice:
 
 
 def _noisy(decision: Decision) -> Iterator[Notice]:
-    if timings_leave_open(decision.speedup, decision.setting):
+    if decision.noisy:
         message = "the timings are too noisy to decide: they widen the interval more than the prompts do"
         advice = "profile on a quiet machine, or with more --budget-s"
         yield Notice(code="noisy-costs", message=message, advice=advice)

@@ -1,15 +1,16 @@
 """Measured cells → what a round takes by its draft steps and verified tokens, and how well its parts add up to it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spectune.choice import Shape, chain
+from spectune.choice import chain
 from spectune.errors import ProfileError
 from spectune.profile.costs import CellKey, CostCells
 from spectune.profile.manifest import DraftRecord, Load, Settings
@@ -81,34 +82,27 @@ class RoundCosts:
         return self.verify_s.take(nodes, axis=1)
 
 
-def round_costs(cells: CostCells, draft: DraftRecord, greedy: bool, measured: Settings, load: Load) -> RoundCosts:
-    """Point estimates first, then one value for each resample. Raises: ProfileError where a cell is missing."""
-    return _costs(cells.resampled, cells, draft, greedy, measured, load)
-
-
-def folded_round_costs(
-    cells: CostCells, draft: DraftRecord, greedy: bool, measured: Settings, load: Load
-) -> list[RoundCosts]:
-    """Each fifth of the samples as a draw, then, as a second one, what the other four fifths say."""
-    return [_costs(partial(cells.folded, side), cells, draft, greedy, measured, load) for side in (0, 1)]
-
-
-def _costs(
-    figure: Callable[[CellKey], Floats],
+def round_costs(
     cells: CostCells,
     draft: DraftRecord,
     greedy: bool,
     measured: Settings,
     load: Load,
+    fold: Literal[0, 1] | None = None,
 ) -> RoundCosts:
-    """One statistic of every cell. Overhead was measured at the main load, at two K: a line through both."""
-    longest, main = chain(measured.max_k), measured.loads[0]
-    sizes, steps = range(1, longest.verified_tokens + 1), np.arange(longest.depth + 1)
-    verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in sizes], axis=1)
-    plain = CellKey(part="overhead", tokens=chain(0).verified_tokens, load=main, greedy=greedy, draft_steps=0)
+    """Point estimates first, then one value for each resample; `fold` 0: a value for each fifth of the samples, 1: what
+    the other four fifths say.
+
+    Overhead was measured at the main load, at two K: a line through both. Raises: ProfileError where a cell is missing.
+    """
+    figure, main = cells.resampled if fold is None else partial(cells.folded, fold), measured.loads[0]
     knots = calibrating_rounds(cells.rounds("overhead", main, draft.spec, greedy))
     low, high = (_steps(key) for key in knots)
     first, last = (figure(key) for key in knots)
+    longest = chain(measured.max_k)
+    sizes, steps = range(1, longest.verified_tokens + 1), np.arange(longest.depth + 1)
+    verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in sizes], axis=1)
+    plain = CellKey(part="overhead", tokens=chain(0).verified_tokens, load=main, greedy=greedy, draft_steps=0)
     slope = (last - first) / max(high - low, 1)
     overhead = np.maximum(first[:, None] + slope[:, None] * (steps - low), 0.0)  # a line through noise
     overhead[:, 0] = figure(plain)
@@ -139,22 +133,6 @@ def calibrating_rounds(measured: Sequence[CellKey]) -> tuple[CellKey, CellKey]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedRound:
-    """A whole round, timed, against the sum of its parts; none of those that the overhead is taken from."""
-
-    draft: str
-    shape: Shape
-    greedy: bool
-    predicted_s: float
-    measured_s: float
-
-    @property
-    def error(self) -> float:
-        """Relative to the measured round."""
-        return self.predicted_s / self.measured_s - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
     """How good the profile's costs are: what stays noisy, and how well the parts of a round add up."""
 
@@ -170,31 +148,23 @@ def cost_accuracy(profile: Profile, cells: CostCells) -> Accuracy:
     return Accuracy(
         noisiest_cell=str(cell),
         noisiest_half_width=width if math.isfinite(width) else None,
-        worst_round_error=max((whole.error for whole in judged_rounds(profile, cells)), key=abs, default=None),
+        worst_round_error=max(round_errors(profile, cells).values(), key=abs, default=None),
         worst_surface_error=max(cells.surface_residuals().values(), key=abs, default=None),
     )
 
 
-def judged_rounds(profile: Profile, cells: CostCells) -> list[JudgedRound]:
-    """How well draft, verify and overhead, each measured apart, add up to rounds that were measured whole."""
-    main, judged = profile.main_load, []
+def round_errors(profile: Profile, cells: CostCells) -> dict[CellKey, float]:
+    """How far draft, verify and overhead, each measured apart, miss each round that was measured whole, relative to it;
+    rounds that overhead is taken from are no judges.
+    """
+    errors: dict[CellKey, float] = {}
     for draft, greedy in product(profile.manifest.drafts, (True, False)):
-        whole = cells.rounds("round", main, draft.spec, greedy)
-        if whole:
-            costs = round_costs(cells, draft, greedy, profile.manifest.settings, main)
-            calibrating = calibrating_rounds(whole)
-            judged += [_judged(costs, cells, draft, key) for key in whole if key not in calibrating]
-    return judged
-
-
-def _judged(costs: RoundCosts, cells: CostCells, draft: DraftRecord, key: CellKey) -> JudgedRound:
-    shape = Shape(_steps(key), key.tokens - 1)
-    round_s = costs.round_s(np.array([shape.depth]), np.array([shape.nodes]))[0, 0]
-    looked_up = costs.draft_s[0, shape.depth] if draft.drafting.cost == "round" else 0.0
-    return JudgedRound(
-        draft=draft.spec,
-        shape=shape,
-        greedy=bool(key.greedy),
-        predicted_s=float(round_s - looked_up),
-        measured_s=float(cells.resampled(key)[0]),
-    )
+        whole = cells.rounds("round", profile.main_load, draft.spec, greedy)
+        judges = [key for key in whole if key not in calibrating_rounds(whole)]
+        if judges:
+            costs = round_costs(cells, draft, greedy, profile.manifest.settings, profile.main_load)
+            looked_up = costs.draft_s[0, 0] if draft.drafting.cost == "round" else 0.0
+            steps, nodes = np.array([[_steps(key), key.tokens - 1] for key in judges]).T
+            parts = costs.round_s(steps, nodes)[0] - looked_up
+            errors |= {key: float(part / cells.resampled(key)[0] - 1) for key, part in zip(judges, parts, strict=True)}
+    return errors

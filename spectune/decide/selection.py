@@ -31,6 +31,7 @@ class Decision:
     setting: Setting
     speedup: Interval
     verdict: Verdict
+    noisy: bool  # whether the timings leave it open
     decoded: ConfirmedSetting | None  # what real decoding said of it
 
 
@@ -49,11 +50,11 @@ def decide(candidates: Sequence[Setting], confirmed: Confirmation | None = None)
         low = min(own.estimate * float(np.exp(-_allowance(best, candidates))), estimate)
     high = None if own.high is None else max(own.high, estimate)
     speedup = Interval(estimate=estimate, low=low, high=high)
-    verdict = verdict_of(speedup, best.effective_prompts)
-    if verdict == "plain" and timings_leave_open(speedup, best):
+    verdict, noisy = verdict_of(speedup, best.effective_prompts), _timings_leave_open(speedup, best)
+    if verdict == "plain" and noisy:
         verdict = "insufficient-data"
     decoded = confirmed.of(best.choice) if confirmed else None
-    return Decision(setting=best, speedup=speedup, verdict=heeding(decoded, verdict), decoded=decoded)
+    return Decision(setting=best, speedup=speedup, verdict=heeding(decoded, verdict), noisy=noisy, decoded=decoded)
 
 
 def heeding(decoded: ConfirmedSetting | None, verdict: Verdict) -> Verdict:
@@ -62,7 +63,7 @@ def heeding(decoded: ConfirmedSetting | None, verdict: Verdict) -> Verdict:
     return "insufficient-data" if refuted else verdict
 
 
-def timings_leave_open(speedup: Interval, setting: Setting) -> bool:
+def _timings_leave_open(speedup: Interval, setting: Setting) -> bool:
     """Whether the interval holds the bound, and more for the timings' sake than for the prompts': a quiet machine
     may turn the answer.
     """
@@ -107,7 +108,7 @@ def _allowance(best: Setting, candidates: Sequence[Setting]) -> float:
 def cross_fitted_speedup(candidates: Sequence[Setting]) -> float:
     """Choose on four fifths of prompts and cost samples, score on the fifth, rotate, pool: no luck of the choice."""
     emitted = np.stack([setting.texts.emitted for setting in candidates], axis=1)  # [prompts, candidates]
-    seconds = np.stack([setting.texts.seconds for setting in candidates], axis=1)
+    seconds = np.stack([setting.seconds for setting in candidates], axis=1)
     plain_s = np.array([setting.round.plain_s for setting in candidates])
     factors = np.stack([setting.spread.folds for setting in candidates], axis=2)  # [folds, 2, candidates]
     fold = np.arange(len(emitted)) % FOLDS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spectune.decide.confirmation import predicted_speedup
-from spectune.decide.fit import Setting, Texts, speedup_with_spread
+from spectune.decide.fit import Setting, speedup_with_spread
 from spectune.decide.round_costs import RoundCosts
 from spectune.decide.selection import MIN_GAIN, decide
 from spectune.profile.costs import FOLDS
@@ -166,10 +166,7 @@ def _setting(any_setting: Setting, rng, texts: RowCounts, round_s: float, passes
     fold = np.arange(passes) % FOLDS
     sides = [[np.median(samples[(fold == f) == side]) for f in range(FOLDS)] for side in (True, False)]
     speedup, spread = speedup_with_spread(texts, medians, [costs(np.array(side)) for side in sides])
-    taken = Texts(categories=np.array(["a"] * len(texts.rounds)), emitted=texts.emitted, rounds=texts.rounds,
-                  seconds=medians.seconds(texts))  # fmt: skip
-    times = medians.times(texts)
-    return replace(any_setting, costs=medians, round=times, speedup=speedup, spread=spread, texts=taken)
+    return replace(any_setting, costs=medians, round=medians.times(texts), speedup=speedup, spread=spread, texts=texts)
 
 
 def test_confidence_intervals_cover_where_costs_are_noisy_too(any_setting) -> None:

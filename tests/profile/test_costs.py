@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from spectune.choice import chain
 from spectune.decide.plan import recommend
-from spectune.decide.round_costs import judged_rounds
+from spectune.decide.round_costs import round_errors
 from spectune.errors import ProfileError
 from spectune.measure.cost import Cell, _Samples
 from spectune.profile import schemas
@@ -138,9 +137,9 @@ def test_whole_rounds_at_other_depths_judge_the_sum_of_the_parts(tmp_path) -> No
     whole["part"], whole["seconds"] = "round", (8 * 0.01 + 0.105 + 0.002) * 1.1
     rounds = costs[(costs["part"] == "overhead") & (costs["draft_steps"] == 1)].copy()
     rounds["part"] = "round"
-    (judged,) = judged_rounds(profile, cells_of(pd.concat([costs, whole, rounds], ignore_index=True)))
-    assert (judged.shape, judged.greedy) == (chain(8), True)
-    assert judged.error == pytest.approx(1 / 1.1 - 1, abs=1e-6)
+    ((key, error),) = round_errors(profile, cells_of(pd.concat([costs, whole, rounds], ignore_index=True))).items()
+    assert (key.draft_steps, key.tokens, key.greedy) == (8, 9, True)
+    assert error == pytest.approx(1 / 1.1 - 1, abs=1e-6)
 
 
 def test_other_loads_have_their_own_answer_and_the_turn_is_between_them(tmp_path) -> None:
