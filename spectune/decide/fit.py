@@ -1,6 +1,6 @@
 """Profile → fitted settings: acceptance by replay, round times from measured cells, both with their spread."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,11 +103,12 @@ def fit_settings(profile: Profile, cells: CostCells, loads: Sequence[Load] = ())
 
     Raises: InsufficientDataError where no round was recorded.
     """
-    return priced_settings(map(replayed, profiled_evidence(profile)), cells, profile.manifest.settings, loads)
+    counted = [replayed(evidence) for evidence in profiled_evidence(profile)]
+    return priced_settings(counted, cells, profile.manifest.settings, loads)
 
 
 def priced_settings(
-    counted: Iterable[Counts], cells: CostCells, measured: Settings, loads: Sequence[Load] = ()
+    counted: Sequence[Counts], cells: CostCells, measured: Settings, loads: Sequence[Load] = ()
 ) -> list[Setting]:
     """Replayed rounds of each draft and temperature at the costs of each load."""
     settings: list[Setting] = []
