@@ -137,13 +137,9 @@ def log_ratio_influence(
     Products of two such arrays sum to a covariance, so figures of the same prompts can be compared. NaN where
     fewer than two prompts are left or one prompt carries everything.
     """
-    count = len(numerators)
-    left_top = numerators.sum() - numerators
-    left_bottom = denominators.sum() - denominators
-    if count < 2 or np.any(left_top <= 0) or np.any(left_bottom <= 0):
-        return np.full(count, np.nan)
-    leave_one_out = np.log(left_top / left_bottom)
-    return np.asarray((leave_one_out.mean() - leave_one_out) * np.sqrt((count - 1) / count))
+    top, bottom = (values.sum() - values for values in (numerators, denominators))
+    known = len(top) > 1 and np.all(top > 0) and np.all(bottom > 0)
+    return _deviations(np.log(top / bottom)) if known else np.full(len(top), np.nan)
 
 
 def ratio_influence(
@@ -151,11 +147,13 @@ def ratio_influence(
     denominators: Floats,  # [prompts]
 ) -> Floats:  # [prompts]
     """What each prompt does to Σnumerators/Σdenominators, which may be 0; as log_ratio_influence."""
-    count = len(numerators)
-    left = denominators.sum() - denominators
-    if count < 2 or np.any(left <= 0):
-        return np.full(count, np.nan)
-    leave_one_out = (numerators.sum() - numerators) / left
+    top, bottom = (values.sum() - values for values in (numerators, denominators))
+    known = len(top) > 1 and np.all(bottom > 0)
+    return _deviations(top / bottom) if known else np.full(len(top), np.nan)
+
+
+def _deviations(leave_one_out: Floats) -> Floats:
+    count = len(leave_one_out)
     return np.asarray((leave_one_out.mean() - leave_one_out) * np.sqrt((count - 1) / count))
 
 
@@ -247,10 +245,10 @@ def steady_seconds(
     levels = np.zeros(int(passes.max(initial=-1)) + 1)
     enough = np.bincount(passes[forwards], minlength=len(levels)) >= 5
     logs = np.log(np.maximum(seconds[forwards], 1e-12))
-    its_pass, its_cell = passes[forwards], cells[forwards]
+    pass_of, cell_of = passes[forwards], cells[forwards]  # each forward
     for _ in range(_SWEEPS if enough.any() else 0):
-        flat = _medians_by(logs - levels[its_pass], its_cell)
-        levels = np.where(enough, _medians_by(logs - flat[its_cell], its_pass, len(levels)), 0.0)
+        flat = _medians_by(logs - levels[pass_of], cell_of)
+        levels = np.where(enough, _medians_by(logs - flat[cell_of], pass_of, len(levels)), 0.0)
         levels = np.where(enough, levels - np.median(levels[enough]), 0.0)
     return np.asarray(seconds / np.exp(levels[passes]))
 

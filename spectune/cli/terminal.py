@@ -89,10 +89,15 @@ def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequ
         console.print(f"formula (1−α^(K+1))/(1−α): {formula_text(fit)}\n", markup=False, soft_wrap=True)
 
 
-def _settings_table(settings: Sequence["Setting"], fastest: "Choice") -> Table:
+def _table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    for header in ("K", "tokens/round", "verify", "draft", "speed-up", r"\[95%]", ""):
+    for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
+    return table
+
+
+def _settings_table(settings: Sequence["Setting"], fastest: "Choice") -> Table:
+    table = _table("K", "tokens/round", "verify", "draft", "speed-up", r"\[95%]", "")
     for setting in settings:
         interval = interval_text(setting.speedup)
         table.add_row(
@@ -109,9 +114,7 @@ def _settings_table(settings: Sequence["Setting"], fastest: "Choice") -> Table:
 
 def _narrow_table(settings: Sequence["Setting"], fastest: "Choice") -> Table:
     """The same without the times, 36 columns wide."""
-    table = Table(box=None, pad_edge=False)
-    for header in ("K", "tokens/round", r"speed-up \[95%]"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = _table("K", "tokens/round", r"speed-up \[95%]")
     for setting in settings:
         mark = "→ " if setting.choice == fastest else ""
         length, speedup = f"{setting.acceptance.length.estimate:.2f}", interval_text(setting.speedup)
@@ -145,10 +148,8 @@ def _errors(confirmation: "Confirmation") -> Iterator[str]:
 
 
 def _confirmation_table(settings: Sequence["ConfirmedSetting"], narrow: bool) -> Table:
-    table = Table(box=None, pad_edge=False)
     wide = ("K", r"predicted \[a run falls in]", "replayed", r"measured \[95%]", "error", "")
-    for header in ("K", "predicted", "replayed", "measured") if narrow else wide:
-        table.add_column(header, justify="right", no_wrap=True)
+    table = _table(*(("K", "predicted", "replayed", "measured") if narrow else wide))
     for setting in settings:
         k, replayed = str(setting.num_speculative_tokens), f"{setting.replayed_speedup:.2f}"
         if narrow:

@@ -92,11 +92,11 @@ def check(
     after = measured_side(candidate, also_candidate, baseline, over)
     compared = [(setting, list(figures_of(before, after, setting, over != "plain"))) for setting in _chosen(before)]
     wanted = tuple(parts) or get_args(Part)
-    beyond_chance = _beyond_chance([figure for _, figures in compared for figure in figures if figure.part in wanted])
+    chance = _beyond_chance([figure for _, figures in compared for figure in figures if figure.part in wanted])
     findings = [
         finding
         for setting, figures in compared
-        for finding in _judged(figures, setting, allowed, beyond_chance)
+        for finding in _without_false_praise([_judged(figure, setting, allowed, chance) for figure in figures])
         if finding.part in wanted
     ]
     return Check(
@@ -147,16 +147,6 @@ def _beyond_chance(figures: Sequence[Figure]) -> dict[tuple[object, ...], bool]:
 
 
 def _judged(
-    figures: Sequence[Figure],
-    setting: Setting,
-    allowed: Mapping[str, float],
-    beyond_chance: Mapping[tuple[object, ...], bool],
-) -> list[Finding]:
-    """Each figure by itself, then the speed-up in the light of the others."""
-    return _without_false_praise([_finding(figure, setting, allowed, beyond_chance) for figure in figures])
-
-
-def _finding(
     figure: Figure, setting: Setting, allowed: Mapping[str, float], beyond_chance: Mapping[tuple[object, ...], bool]
 ) -> Finding:
     bound, change = allowed.get(figure.metric, allowed[""]), figure.change

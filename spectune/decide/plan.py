@@ -62,7 +62,7 @@ def _answer(
     decision: Decision,  # the headline's
 ) -> Recommendation:
     best, formula = decision.setting, fit_formula(settings)
-    fallback, fallback_reason = fallback_rule(decision, profile.manifest.settings.max_new_tokens)
+    fallback, why = fallback_rule(decision, profile.manifest.settings.max_new_tokens)
     lengths = acceptance_lengths_by_rule(best.evidence, best.num_speculative_tokens)
     headline, by_load = temperature_answer(decision), load_answers(decision, here)
     return Recommendation(
@@ -73,7 +73,7 @@ def _answer(
         speedup=headline.speedup,
         break_even_alpha=headline.best_candidate.break_even_alpha,
         fallback=fallback,
-        fallback_reason=fallback_reason,
+        fallback_reason=why,
         best_candidate=headline.best_candidate,
         best_decoded=decision.decoded,
         by_temperature=[temperature_answer(other) for other in decided.values()],
