@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spectune.drafting_spec import AcceptanceRule
+from spectune.drafting_spec import AcceptanceRule, Method
 from spectune.errors import ConfigError, InsufficientDataError, ProfileError
 from spectune.profile.manifest import DraftRecord
 from spectune.profile.store import Profile
@@ -50,9 +50,14 @@ class DraftEvidence:
     prompt_ids: list[str]
 
     @property
+    def drafting(self) -> Method:
+        """What sets its method apart."""
+        return self.draft.drafting
+
+    @property
     def rules(self) -> list[AcceptanceRule]:
         """Those under which it can be priced."""
-        if self.draft.drafting.rule == "greedy_draft":
+        if self.drafting.rule == "greedy_draft":
             return ["greedy_draft"]
         told = self.temperature == 0.0 or not self.texts["logprobs"].null_count
         return ["greedy_draft", "rejection", "exact_match", "block"] if told else ["greedy_draft", "exact_match"]
@@ -125,7 +130,7 @@ def replayed(evidence: DraftEvidence, rule: AcceptanceRule | None = None, depths
     window = np.maximum(evidence.written - evidence.max_k, 0)
     ends = np.where(evidence.ended, evidence.written, window)
     complete, clock = [], []
-    for rows, walked in _walks(evidence, rule or evidence.draft.drafting.rule, depths):
+    for rows, walked in _walks(evidence, rule or evidence.drafting.rule, depths):
         complete.append(count_rounds(walked, window[rows]))
         clock.append(count_rounds(walked, ends[rows]) if evidence.ended[rows].any() else complete[-1])
     counted = side_by_side(clock)
@@ -142,7 +147,7 @@ def whole_texts(
     """What a run sees that ends each text where the tape or the limit does, its last round cut short."""
     ends, k = np.minimum(evidence.written, limit_tokens), num_speculative_tokens
     counted, variances = [], []
-    for rows, walked in _walks(evidence, evidence.draft.drafting.rule, [k]):
+    for rows, walked in _walks(evidence, evidence.drafting.rule, [k]):
         counted.append(count_rounds(walked, ends[rows]))
         variances.append(rounds_variance(walked, ends[rows], k))
     return RowCounts.of(side_by_side(counted), ends.astype(np.float64), 0, k), np.concatenate(variances)
@@ -173,7 +178,7 @@ def _accept_probabilities(
 ) -> tuple[Floats, Ints | None]:
     """w(s, j) of the texts from `first` on, and k(s) where proposals vary in length."""
     texts, proposals = (table.slice(first, _ROWS_AT_ONCE) for table in (evidence.texts, evidence.proposals))
-    if evidence.draft.drafting.evidence == "start":
+    if evidence.drafting.evidence == "start":
         matched, proposed = (_lists(proposals, name) for name in ("matched_tokens", "proposed_tokens"))
         accept = (np.arange(width)[None, :, None] < matched[:, None, :]).astype(np.float64)
         return accept, proposed.astype(np.int64)

@@ -40,7 +40,7 @@ def _rule(setting: Setting, chance_of_rounds: float) -> tuple[Fallback | None, s
 
 def _chance_of_rounds(setting: Setting, limit_tokens: int) -> float:
     """Standard deviation of a request's rounds, given its text; 0 where acceptance is certain or impossible."""
-    if setting.evidence.draft.drafting.rule == "greedy_draft" or setting.temperature == 0.0:
+    if setting.evidence.drafting.rule == "greedy_draft" or setting.temperature == 0.0:
         return 0.0
     _, variance = whole_texts(setting.evidence, setting.num_speculative_tokens, limit_tokens)
     return math.sqrt(float(variance.mean()))

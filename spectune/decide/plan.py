@@ -2,15 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from spectune.decide.answers import (
-    applies_to,
-    batch_steps,
-    candidate_of,
-    category_answers,
-    load_answers,
-    temperature_answer,
-    temperature_gate,
-)
+from spectune.decide import answers
 from spectune.decide.confirmation import Confirmation, confirmation
 from spectune.decide.evidence import acceptance_lengths_by_rule
 from spectune.decide.fallback import fallback_rule
@@ -64,7 +56,7 @@ def _answer(
     best, formula = decision.setting, fit_formula(settings)
     fallback, why = fallback_rule(decision, profile.manifest.settings.max_new_tokens)
     lengths = acceptance_lengths_by_rule(best.evidence, best.num_speculative_tokens)
-    headline, by_load = temperature_answer(decision), load_answers(decision, here)
+    headline, by_load = answers.temperature_answer(decision), answers.load_answers(decision, here)
     return Recommendation(
         verdict=headline.verdict,
         draft=headline.draft,
@@ -76,13 +68,13 @@ def _answer(
         fallback_reason=why,
         best_candidate=headline.best_candidate,
         best_decoded=decision.decoded,
-        by_temperature=[temperature_answer(other) for other in decided.values()],
-        by_category=category_answers(best),
+        by_temperature=[answers.temperature_answer(other) for other in decided.values()],
+        by_category=answers.category_answers(best),
         by_load=by_load,
-        by_batch=batch_steps(decision, here),
-        candidates=[candidate_of(setting) for setting in settings],
-        applies_to=applies_to(profile),
-        temperature_gate=temperature_gate(settings, decision, decided, confirmed),
+        by_batch=answers.batch_steps(decision, here),
+        candidates=[answers.candidate_of(setting) for setting in settings],
+        applies_to=answers.applies_to(profile),
+        temperature_gate=answers.temperature_gate(settings, decision, decided, confirmed),
         acceptance_length_by_rule=lengths,
         padded_drafts=profile.manifest.padded_drafts,
         formula=formula,

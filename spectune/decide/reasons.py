@@ -22,7 +22,7 @@ def reasons(decision: Decision, best: Candidate, by_load: Sequence[LoadAnswer]) 
         f"of its {best.round_s * ms:.1f} ms, verifying takes {best.verify_s * ms:.1f} ms, drafting "
         f"{best.draft_s * ms:.1f} ms, the loop {best.overhead_s * ms:.1f} ms; "
         f"a plain step takes {best.plain_s * ms:.1f} ms",
-        _break_even(best, decision.setting.evidence.draft.drafting),
+        _break_even(best, decision.setting.evidence.drafting),
         *_flips(by_load, "batch"),
         *_flips(by_load, "context"),
     ]
@@ -85,7 +85,7 @@ def _dead(setting: Setting) -> Notice:
     if proposed == 0:
         message = f"{setting.draft} proposed nothing at T = {setting.temperature:g}"
     advice = "check that the draft is of the target's family, its weights are whole and its chat template is the same"
-    if setting.evidence.draft.drafting.weights == "none":
+    if setting.evidence.drafting.weights == "none":
         advice = "the outputs repeat nothing of the prompts; n-gram drafts do not suit this workload"
     return Notice(code="dead-draft", message=message, advice=advice)
 

@@ -90,7 +90,7 @@ def _pick(candidates: Sequence[Setting], speedups: NDArray[np.float64]) -> int:
 
     def simplest_first(index: int) -> tuple[int, int, float]:
         setting = candidates[index]
-        return setting.num_speculative_tokens, setting.evidence.draft.drafting.simplicity, -float(speedups[index])
+        return setting.num_speculative_tokens, setting.evidence.drafting.simplicity, -float(speedups[index])
 
     return min(ties, key=simplest_first)
 

@@ -9,17 +9,7 @@ from spectune.decide.confirmation import Confirmation, ConfirmedSetting
 from spectune.decide.formula import FormulaFit
 from spectune.decide.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
 from spectune.engines import EngineConfig
-from spectune.report.labels import (
-    ADVICE,
-    DECODE_PLAINLY,
-    FIGURES,
-    MEASURED,
-    NOT_CONFIRMED,
-    SPECULATE,
-    TARGET,
-    UNDECIDED,
-    config_heading,
-)
+from spectune.report import labels
 from spectune.report.markdown import block, table
 from spectune.stats import Interval
 
@@ -58,14 +48,15 @@ def headline(recommendation: Recommendation) -> str:
     at = f"at T = {recommendation.temperature:g}"
     setting = f"{best.draft}, K = {best.num_speculative_tokens}"
     gain = f"{interval_text(recommendation.speedup, '×')} over plain decoding ({where})"
+    tried, meanwhile = f"the best setting tried, {setting}, reaches {gain}", f"{labels.DECODE_PLAINLY} meanwhile"
     if recommendation.verdict == "speculate":
-        return f"{SPECULATE} with {setting}, {at}: {gain}."
+        return f"{labels.SPECULATE} with {setting}, {at}: {gain}."
     if recommendation.verdict == "plain":
-        return f"{DECODE_PLAINLY} {at}: the best setting tried, {setting}, reaches {gain}."
+        return f"{labels.DECODE_PLAINLY} {at}: {tried}."
     if recommendation.refuted and recommendation.best_decoded:
         gained = f"gained {recommendation.best_decoded.measured_speedup:.2f}× when held-out prompts were decoded"
-        return f"{NOT_CONFIRMED} {at}: {setting}, was to reach {gain}, but {gained}. {DECODE_PLAINLY} meanwhile."
-    return f"{UNDECIDED} {at}: the best setting tried, {setting}, reaches {gain}. {DECODE_PLAINLY} meanwhile."
+        return f"{labels.NOT_CONFIRMED} {at}: {setting}, was to reach {gain}, but {gained}. {meanwhile}."
+    return f"{labels.UNDECIDED} {at}: {tried}. {meanwhile}."
 
 
 def interval_text(interval: Interval, unit: str = "") -> str:
@@ -110,8 +101,8 @@ def _settings(recommendation: Recommendation) -> str:
     )
     lengths = recommendation.best_candidate.acceptance_length
     rows = [
-        *zip(ADVICE, advice, strict=True),
-        *zip(FIGURES, (interval_text(recommendation.speedup, "×"), interval_text(lengths)), strict=True),
+        *zip(labels.ADVICE, advice, strict=True),
+        *zip(labels.FIGURES, (interval_text(recommendation.speedup, "×"), interval_text(lengths)), strict=True),
         ("break-even acceptance", "none: even a perfect draft loses" if alpha is None else f"{alpha:.2f}"),
     ]
     return "## Settings\n\n" + table(("setting", "value"), rows)
@@ -142,7 +133,8 @@ def _config(config: EngineConfig) -> str:
     read = {name: text for name, text in config.files.items() if name in config.text}
     files = "".join(f"`{name}`:\n\n```{name.split('.')[-1]}\n{text}```\n\n" for name, text in read.items())
     return (
-        f"{config_heading(config.engine, config.checked_against)}\n\n{block(config.text, config.language)}\n\n{files}"
+        f"{labels.config_heading(config.engine, config.checked_against)}\n\n"
+        f"{block(config.text, config.language)}\n\n{files}"
         f"{_length_text(config)} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
     )
 
@@ -324,7 +316,7 @@ def _applies_to(recommendation: Recommendation) -> str:
     applies = recommendation.applies_to
     versions = ", ".join(f"{name} {version}" for name, version in applies.versions.items())
     rows = [
-        (TARGET, applies.target),
+        (labels.TARGET, applies.target),
         ("hardware", f"{applies.hardware}; {applies.device}, {applies.threads} threads, {applies.dtype}"),
         ("engine", f"{applies.engine} ({versions})"),
         ("load", f"batch {applies.batch}, {applies.context_tokens} tokens of context"),
@@ -333,7 +325,7 @@ def _applies_to(recommendation: Recommendation) -> str:
             f"{applies.workload}, {applies.profiled_prompts} prompts, up to {applies.max_new_tokens} new tokens",
         ),
         ("sampling", f"top_p {applies.top_p:g}, top_k {applies.top_k}"),
-        (MEASURED, applies.profile_created_at),
+        (labels.MEASURED, applies.profile_created_at),
     ]
     return (
         "## What it applies to\n\n"
