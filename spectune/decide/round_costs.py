@@ -1,7 +1,7 @@
 """Measured cells → what a round takes by its draft steps and verified tokens, and how well its parts add up to it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -96,28 +96,33 @@ def round_costs(
     Overhead was measured at the main load, at two K: a line through both. Raises: ProfileError where a cell is missing.
     """
     figure, main = cells.resampled if fold is None else partial(cells.folded, fold), measured.loads[0]
-    knots = calibrating_rounds(cells.rounds("overhead", main, draft.spec, greedy))
-    low, high = (_steps(key) for key in knots)
-    first, last = (figure(key) for key in knots)
-    longest = chain(measured.max_k)
-    sizes, steps = range(1, longest.verified_tokens + 1), np.arange(longest.depth + 1)
+    overhead = _overhead(figure, cells.rounds("overhead", main, draft.spec, greedy), measured.max_k)
+    overhead[:, 0] = figure(
+        CellKey(part="overhead", tokens=chain(0).verified_tokens, load=main, greedy=greedy, draft_steps=0)
+    )
+    sizes = range(1, chain(measured.max_k).verified_tokens + 1)
     verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in sizes], axis=1)
-    plain = CellKey(part="overhead", tokens=chain(0).verified_tokens, load=main, greedy=greedy, draft_steps=0)
-    slope = (last - first) / max(high - low, 1)
-    overhead = np.maximum(first[:, None] + slope[:, None] * (steps - low), 0.0)  # a line through noise
-    overhead[:, 0] = figure(plain)
     step = figure(CellKey(part="cost_q", tokens=1, load=load, draft=draft.spec))
-    draft_s, catch_up = np.repeat(step[:, None], len(steps), axis=1), np.zeros_like(step)
-    if draft.drafting.cost == "step":  # else one lookup a round, whatever it finds
-        draft_s = step[:, None] * steps
+    steps, catch_up = np.ones(measured.max_k + 1), np.zeros_like(step)  # one lookup a round, whatever it finds
+    if draft.drafting.cost == "step":
+        steps = np.arange(measured.max_k + 1.0)
         catch_up = figure(CellKey(part="cost_q", tokens=2, load=load, draft=draft.spec)) - step
     return RoundCosts(
         plain_s=verify[:, 0] + overhead[:, 0],
-        draft_s=draft_s,
+        draft_s=step[:, None] * steps,
         verify_s=verify,
         overhead_s=overhead,
         catch_up_s=catch_up,
     )
+
+
+def _overhead(figure: Callable[[CellKey], Floats], measured: Sequence[CellKey], max_steps: int) -> Floats:
+    """[draws, draft steps] on the line through the two rounds that it is taken from."""
+    knots = calibrating_rounds(measured)
+    (low, high), (first, last) = map(_steps, knots), map(figure, knots)
+    slope = (last - first) / max(high - low, 1)
+    steps = np.arange(max_steps + 1)
+    return np.maximum(first[:, None] + slope[:, None] * (steps - low), 0.0)  # a line through noise
 
 
 def _steps(key: CellKey) -> int:
