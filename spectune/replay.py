@@ -9,7 +9,7 @@ Arrays are time-major, [T, K, rows]: a row is one continuation, position 0 its f
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,9 @@ class Replay:
     reached: Floats  # [K, max_k, rows] rounds in which proposal j was reached by verification
     accepted: Floats  # [K, max_k, rows] rounds in which proposal j was accepted
     proposed: Floats  # [K, rows] proposed tokens
-    rounds_by_length: Floats  # [K, max_k + 1, rows] rounds by how many tokens were proposed
+    draft_steps: Ints  # [shapes] of each shape that a round may have, the first of which proposes nothing
+    nodes: Ints  # [shapes] its proposals; of a chain as many as its draft steps
+    rounds_by_shape: Floats  # [K, shapes, rows]
     starts: Floats  # [K, T, rows] probability that a round starts at a position
 
 
@@ -161,26 +163,67 @@ def count_rounds(walked: Walk, counted_starts: Ints) -> Replay:
     arrived = _pooled(by_row, walked.reach)  # [depths, max_k + 1, rows]
     accepted = arrived[:, 1:] * tried[:, :, None]
     reached = arrived[:, :-1] * tried[:, :, None]
-    rounds = starts.sum(axis=1)
-    by_length = np.zeros_like(arrived)
-    if walked.made is None:
-        by_length[np.arange(len(depths)), depths] = rounds
-    else:
-        made = walked.made[:, None] == np.arange(width)[:, None]
-        by_made = _pooled(by_row, made.astype(np.float64))
-        for place, k in enumerate(walked.depths):
-            by_length[place, :k], by_length[place, k] = by_made[place, :k], by_made[place, k:].sum(axis=0)
+    if walked.made is not None:
         offered = walked.reach[:, :-1] * (walked.made[:, None] > np.arange(width - 1)[:, None])
         reached = _pooled(by_row, offered) * tried[:, :, None]
+    rounds, lengths = starts.sum(axis=1), np.arange(width)
+    by_shape = _rounds_by_length(walked, by_row, rounds)
     return Replay(
         rounds=rounds,
         emitted=rounds + accepted.sum(axis=1),
         reached=reached,
         accepted=accepted,
-        proposed=np.einsum("knr,n->kr", by_length, np.arange(float(width))),
-        rounds_by_length=by_length,
+        proposed=np.einsum("knr,n->kr", by_shape, lengths.astype(np.float64)),
+        draft_steps=lengths,
+        nodes=lengths,
+        rounds_by_shape=by_shape,
         starts=starts,
     )
+
+
+def _rounds_by_length(walked: Walk, by_row: Floats, rounds: Floats) -> Floats:
+    """[depths, max_k + 1, rows] rounds by how many tokens their chain has."""
+    _, width, rows = walked.reach.shape
+    by_length = np.moveaxis(np.zeros((rows, len(walked.depths), width)), 0, -1)  # as pooled counts lie
+    if walked.made is None:
+        by_length[np.arange(len(walked.depths)), np.asarray(walked.depths)] = rounds
+        return by_length
+    made = walked.made[:, None] == np.arange(width)[:, None]
+    by_made = _pooled(by_row, made.astype(np.float64))
+    for place, k in enumerate(walked.depths):
+        by_length[place, :k], by_length[place, k] = by_made[place, :k], by_made[place, k:].sum(axis=0)
+    return by_length
+
+
+def side_by_side(parts: Sequence[Replay]) -> Replay:
+    """The rows of several replays at the same depths, without their starts."""
+    names = ("rounds", "emitted", "reached", "accepted", "proposed", "rounds_by_shape")
+    fields = {name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names}
+    return replace(parts[0], **fields, starts=np.empty((0, 0, 0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """What each of a number of texts takes at one K."""
+
+    emitted: Floats  # [rows]
+    rounds: Floats  # [rows]
+    draft_steps: Ints  # [shapes], as of a Replay
+    nodes: Ints  # [shapes]
+    by_shape: Floats  # [shapes, rows] rounds
+    filled: Floats  # [rows] rounds whose K proposals were all accepted
+
+    @staticmethod
+    def of(counted: Replay, emitted: Floats, place: int, k: int) -> "RowCounts":
+        """The rows of a replay at K = k, which is at `place` of its depths; `emitted` is [depths, rows] or [rows]."""
+        return RowCounts(
+            emitted=np.broadcast_to(emitted, counted.rounds.shape)[place],
+            rounds=counted.rounds[place],
+            draft_steps=counted.draft_steps,
+            nodes=counted.nodes,
+            by_shape=counted.rounds_by_shape[place],
+            filled=counted.accepted[place, k - 1],
+        )
 
 
 def _pooled(by_row: Floats, per_start: Floats) -> Floats:

@@ -4,6 +4,7 @@ Source: Leviathan et al. 2023, arXiv 2211.17192, equation 1 and theorem 3.8.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,18 +73,14 @@ def speedup_rows(alpha: float, round_costs: dict[int, float]) -> list[SpeedupRow
     ]
 
 
-def best_row(rows: list[SpeedupRow]) -> SpeedupRow:
-    """The K with the largest speed-up; the smallest such K; K = 0 where none beats plain decoding."""
-    plain = SpeedupRow(num_speculative_tokens=0, expected_tokens=1.0, speedup=1.0)
-    return max([plain, *rows], key=lambda row: (row.speedup, -row.num_speculative_tokens))
+def fastest_row(rows: Sequence[SpeedupRow]) -> SpeedupRow:
+    """The K with the largest speed-up; the smallest such K."""
+    return max(rows, key=lambda row: (row.speedup, -row.num_speculative_tokens))
 
 
-def best_k(alpha: float, cost_ratio: float, max_k: int) -> int:
-    """Best K in 0..max_k at acceptance α and cost ratio c; 0 means plain decoding."""
-    _checked("alpha", alpha, 0.0, 1.0)
-    _checked_count(max_k)
-    costs = {k: round_cost(cost_ratio, k) for k in range(1, max_k + 1)}
-    return best_row(speedup_rows(alpha, costs)).num_speculative_tokens
+def best_row(rows: Sequence[SpeedupRow]) -> SpeedupRow:
+    """The fastest; K = 0 where none beats plain decoding."""
+    return fastest_row([SpeedupRow(num_speculative_tokens=0, expected_tokens=1.0, speedup=1.0), *rows])
 
 
 def break_even_alpha(num_speculative_tokens: int, round_cost_in_steps: float) -> float | None:

@@ -16,7 +16,6 @@ MIN_EFFECTIVE_PROMPTS = 12
 FEW_EFFECTIVE_PROMPTS = 36
 NORMAL = NormalDist()
 _SWEEPS = 3
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,28 +86,18 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
 
 
 def t_tails(t: float, degrees: float) -> float:
-    """P(|T| > t) of Student's t with real `degrees` ≥ 1 of freedom, by the integral that t_quantile inverts."""
-    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(math.pi)
-    angle = math.atan(t / math.sqrt(degrees))
-    inside = np.cos(angle * (_NODES + 1) / 2) ** (degrees - 1)
-    return min(max(1 - scale * angle * float(_WEIGHTS @ inside), 0.0), 1.0)
+    """P(|T| > t) of Student's t with real `degrees` of freedom."""
+    from scipy.special import stdtr  # type: ignore[import-untyped]  # slow to import: only where it is needed
+
+    return float(2 * stdtr(degrees, -t))
 
 
 @cache
 def t_quantile(degrees: float, probability: float) -> float:
-    """Quantile of Student's t with real `degrees` ≥ 1 of freedom, for probabilities from one half to below one.
+    """Quantile of Student's t with real `degrees` of freedom."""
+    from scipy.special import stdtrit
 
-    Own code because the library that has it takes half a second to import. With t = √ν·tan θ the distribution
-    is an integral of cos^(ν−1), concave in θ: Newton's method climbs to its quantile from 0 without overshooting.
-    """
-    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(math.pi)
-    angle, step = 0.0, 1.0
-    while step > 1e-13 * angle:
-        inside = np.cos(angle * (_NODES + 1) / 2) ** (degrees - 1)
-        missing = probability - 0.5 - scale * angle / 2 * float(_WEIGHTS @ inside)
-        step = missing / (scale * math.cos(angle) ** (degrees - 1))
-        angle += step
-    return math.sqrt(degrees) * math.tan(angle)
+    return float(stdtrit(degrees, probability))
 
 
 @cache
@@ -137,13 +126,9 @@ def log_ratio_influence(
     Products of two such arrays sum to a covariance, so figures of the same prompts can be compared. NaN where
     fewer than two prompts are left or one prompt carries everything.
     """
-    count = len(numerators)
-    left_top = numerators.sum() - numerators
-    left_bottom = denominators.sum() - denominators
-    if count < 2 or np.any(left_top <= 0) or np.any(left_bottom <= 0):
-        return np.full(count, np.nan)
-    leave_one_out = np.log(left_top / left_bottom)
-    return np.asarray((leave_one_out.mean() - leave_one_out) * np.sqrt((count - 1) / count))
+    top, bottom = (values.sum() - values for values in (numerators, denominators))
+    known = len(top) > 1 and np.all(top > 0) and np.all(bottom > 0)
+    return _deviations(np.log(top / bottom)) if known else np.full(len(top), np.nan)
 
 
 def ratio_influence(
@@ -151,11 +136,13 @@ def ratio_influence(
     denominators: Floats,  # [prompts]
 ) -> Floats:  # [prompts]
     """What each prompt does to Σnumerators/Σdenominators, which may be 0; as log_ratio_influence."""
-    count = len(numerators)
-    left = denominators.sum() - denominators
-    if count < 2 or np.any(left <= 0):
-        return np.full(count, np.nan)
-    leave_one_out = (numerators.sum() - numerators) / left
+    top, bottom = (values.sum() - values for values in (numerators, denominators))
+    known = len(top) > 1 and np.all(bottom > 0)
+    return _deviations(top / bottom) if known else np.full(len(top), np.nan)
+
+
+def _deviations(leave_one_out: Floats) -> Floats:
+    count = len(leave_one_out)
     return np.asarray((leave_one_out.mean() - leave_one_out) * np.sqrt((count - 1) / count))
 
 
@@ -173,6 +160,15 @@ def log_t_interval(estimate: float, standard_error: float, effective_count: floa
         return Interval(estimate=estimate, low=None, high=None)
     half = t_quantile(effective_count - 1, 0.975) * standard_error
     return Interval(estimate=estimate, low=estimate * float(np.exp(-half)), high=estimate * float(np.exp(half)))
+
+
+def log_ratio_interval(
+    numerators: Floats,  # [prompts]
+    denominators: Floats,  # [prompts]
+) -> Interval:
+    """Σnumerators/Σdenominators with its interval over prompts, which weigh what their denominators do."""
+    error = log_ratio_standard_error(numerators, denominators)
+    return log_t_interval(float(numerators.sum() / denominators.sum()), error, effective_prompts(denominators))
 
 
 def max_t_quantile(
@@ -238,10 +234,10 @@ def steady_seconds(
     levels = np.zeros(int(passes.max(initial=-1)) + 1)
     enough = np.bincount(passes[forwards], minlength=len(levels)) >= 5
     logs = np.log(np.maximum(seconds[forwards], 1e-12))
-    its_pass, its_cell = passes[forwards], cells[forwards]
+    pass_of, cell_of = passes[forwards], cells[forwards]  # each forward
     for _ in range(_SWEEPS if enough.any() else 0):
-        flat = _medians_by(logs - levels[its_pass], its_cell)
-        levels = np.where(enough, _medians_by(logs - flat[its_cell], its_pass, len(levels)), 0.0)
+        flat = _medians_by(logs - levels[pass_of], cell_of)
+        levels = np.where(enough, _medians_by(logs - flat[cell_of], pass_of, len(levels)), 0.0)
         levels = np.where(enough, levels - np.median(levels[enough]), 0.0)
     return np.asarray(seconds / np.exp(levels[passes]))
 

@@ -555,7 +555,7 @@ def assert_all_counts_agree(simulated, counts, k):
         (simulated.rounds, counts.rounds[k - 1]),
         (simulated.emitted, counts.emitted[k - 1]),
         (simulated.by_length @ lengths, counts.proposed[k - 1]),
-        *((simulated.by_length[:, n], counts.rounds_by_length[k - 1, n]) for n in lengths),
+        *((simulated.by_length[:, n], counts.rounds_by_shape[k - 1, n]) for n in lengths),
         *((simulated.reached[:, j], counts.reached[k - 1, j]) for j in range(k)),
         *((simulated.accepted[:, j], counts.accepted[k - 1, j]) for j in range(k)),
     ]
@@ -566,7 +566,7 @@ def assert_all_counts_agree(simulated, counts, k):
             assert abs(errors_apart(ratio(mine, one), ratio(theirs, one))) < TOLERANCE
     assert not counts.reached[k - 1, k:].any()
     assert not counts.accepted[k - 1, k:].any()
-    assert not counts.rounds_by_length[k - 1, k + 1 :].any()
+    assert not counts.rounds_by_shape[k - 1, k + 1 :].any()
 
 
 LENGTHS_BY_CONTEXT = np.array([0, 4, 1, 2, 3])
@@ -718,13 +718,13 @@ def assert_recursion(w, counted, made=None, first_start=0):
             np.testing.assert_allclose(counts.starts[k - 1, :, i], row.starts, **close)
             np.testing.assert_allclose(counts.reached[k - 1, :k, i], row.reached, **close)
             np.testing.assert_allclose(counts.accepted[k - 1, :k, i], row.accepted, **close)
-            np.testing.assert_allclose(counts.rounds_by_length[k - 1, : k + 1, i], row.by_length, **close)
+            np.testing.assert_allclose(counts.rounds_by_shape[k - 1, : k + 1, i], row.by_length, **close)
             np.testing.assert_allclose(counts.rounds[k - 1, i], row.starts.sum(), **close)
             np.testing.assert_allclose(counts.emitted[k - 1, i], row.starts.sum() + row.accepted.sum(), **close)
             np.testing.assert_allclose(counts.proposed[k - 1, i], row.by_length @ np.arange(k + 1), **close)
         assert not counts.reached[k - 1, k:].any()
         assert not counts.accepted[k - 1, k:].any()
-        assert not counts.rounds_by_length[k - 1, k + 1 :].any()
+        assert not counts.rounds_by_shape[k - 1, k + 1 :].any()
 
 
 @pytest.mark.parametrize("first_start", [0, 1])
@@ -891,7 +891,9 @@ def test_counts_are_consistent(case):
     close = {"rtol": 1e-12, "atol": 1e-12}
     np.testing.assert_allclose(counts.emitted, counts.rounds + counts.accepted.sum(1), **close)
     np.testing.assert_allclose(counts.rounds, counts.starts.sum(1), **close)
-    np.testing.assert_allclose(counts.rounds, counts.rounds_by_length.sum(1), **close)
+    np.testing.assert_allclose(counts.rounds, counts.rounds_by_shape.sum(1), **close)
+    np.testing.assert_array_equal(counts.nodes, counts.draft_steps)
+    np.testing.assert_allclose(counts.proposed, np.einsum("ksr,s->kr", counts.rounds_by_shape, counts.nodes), **close)
     assert (counts.emitted >= counts.rounds - 1e-12).all()
     assert (counts.emitted <= bound * counts.rounds + 1e-12).all()
     assert (counts.accepted <= counts.reached + 1e-12).all()

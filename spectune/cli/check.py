@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spectune.cli.files import write_whole
+from spectune.decide.metrics import PARTS  # noqa: TID253 - a table that imports nothing
 from spectune.errors import ConfigError, InsufficientDataError, ProfileError, reason_of
 from spectune.profile.run import MAX_REGRESSION, read_run
 
 if TYPE_CHECKING:
     from spectune.decide.check import Check
 
-_PARTS = ("acceptance", "cost_p", "cost_q", "speedup")
 _EXIT_CODES = {
     "ok": 0,
     "regressed": 1,
@@ -36,7 +36,7 @@ def check(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="PART", help=f"Compare this part only: {', '.join(_PARTS)}. Repeatable. Default: all."),
+        typer.Option(metavar="PART", help=f"Compare this part only: {', '.join(PARTS)}. Repeatable. Default: all."),
     ] = None,
     also_baseline: Annotated[
         list[Path] | None,
@@ -58,43 +58,38 @@ def check(
     from spectune.decide.check import check as compare
     from spectune.profile.store import load_profile
 
-    for part in only or []:
-        if part not in _PARTS:
-            raise ConfigError(f"--only {part} is no part", f"give one of {', '.join(_PARTS)}")
     by_metric = read_run(run, {}).max_regression if run else {}
     try:
-        also = [[load_profile(one) for one in more or []] for more in (also_baseline, also_candidate)]
-        seen = compare(load_profile(baseline), load_profile(candidate), max_regression, by_metric, only or [], *also)
+        also = [[load_profile(other) for other in others or []] for others in (also_baseline, also_candidate)]
+        checked = compare(load_profile(baseline), load_profile(candidate), max_regression, by_metric, only or [], *also)
     except ProfileError as error:
         if as_json:
             print(json.dumps({"verdict": "not-comparable", "findings": [], "reason": error.problem}, indent=2))
         raise
-    _to_the_job(seen)
+    _to_the_job(checked)
     if junit:
         from spectune.report.ci import junit_xml
 
-        write_whole(junit, junit_xml(seen), "give another file with --junit")
+        write_whole(junit, junit_xml(checked), "give another file with --junit")
     if as_json:
         from dataclasses import asdict
 
-        print(json.dumps(asdict(seen), indent=2, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(asdict(checked), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        show_check(seen)
-    return _EXIT_CODES[seen.verdict]
+        show_check(checked)
+    return _EXIT_CODES[checked.verdict]
 
 
-def _to_the_job(seen: "Check") -> None:
+def _to_the_job(checked: "Check") -> None:
     """The summary and annotations of a GitHub job, where this runs in one."""
     from spectune.report.ci import annotations, summary_markdown
 
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        print("\n".join(annotations(seen)), file=sys.stderr)
+        print("\n".join(annotations(checked)), file=sys.stderr)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
             with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(summary_markdown(seen))
+                file.write(summary_markdown(checked))
         except OSError as error:
-            reason = reason_of(error)
-            raise ConfigError(
-                f"the job summary {summary} cannot be written: {reason}", "unset GITHUB_STEP_SUMMARY"
-            ) from error
+            problem = f"the job summary {summary} cannot be written: {reason_of(error)}"
+            raise ConfigError(problem, "unset GITHUB_STEP_SUMMARY") from error

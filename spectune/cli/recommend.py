@@ -57,7 +57,7 @@ def recommend(
     decided = decide(load_profile(directory), temperature)
     if verify and not engine:
         engine = _engines_of(verify)
-    configs = [recommended_config(decided, one) for one in engine or _ENGINES]
+    configs = [recommended_config(decided, name) for name in engine or _ENGINES]
     output = verify or output
     drawn = {name: (f"{output.stem}-{name}.svg", svg) for name, svg in figures(decided).items()}
     skill = skill_markdown(decided, configs, {name: file for name, (file, _) in drawn.items()})
@@ -83,9 +83,9 @@ def recommendation_object(decided: "Recommendation", configs: list["EngineConfig
 
 def _engines_of(path: Path) -> list[str]:
     from spectune.engines.catalogue import ENGINES
-    from spectune.report.verification import engines_of
+    from spectune.report.labels import headed_engines
 
-    named = engines_of(_read_skill(path))
+    named = headed_engines(_read_skill(path))
     return [name for name, engine in ENGINES.items() if engine.name in named]
 
 
@@ -100,10 +100,11 @@ def _verified(path: Path, skill: str) -> int:
     """Whether the file still follows, and what differs, on stdout."""
     from spectune.report.verification import verification
 
-    seen = verification(_read_skill(path), skill)
-    print(f"{path} {'follows' if seen.follows else 'does not follow'} from the profile")
-    print("\n".join([*seen.differences, *seen.figures]), end="\n" if seen.differences or seen.figures else "")
-    return 0 if seen.follows else 1
+    verified = verification(_read_skill(path), skill)
+    print(f"{path} {'follows' if verified.follows else 'does not follow'} from the profile")
+    for line in (*verified.differences, *verified.figures):
+        print(line)
+    return 0 if verified.follows else 1
 
 
 def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
@@ -126,14 +127,13 @@ def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
 
 
 def _confirmed_line(decided: "Recommendation", directory: Path) -> str:
-    from spectune.decide.confirmation import predicted_interval
     from spectune.report.skill import interval_text
 
-    one = decided.best_decoded
-    if one is None:
+    decoded = decided.best_decoded
+    if decoded is None:
         return f"not decoded for real yet: spectune confirm {shlex.quote(str(directory))}"
-    predicted = interval_text(predicted_interval(one), "×")
-    return f"decoded for real: {one.measured_speedup:.2f}×, predicted {predicted} for such a run"
+    predicted = interval_text(decoded.predicted, "×")
+    return f"decoded for real: {decoded.measured_speedup:.2f}×, predicted {predicted} for such a run"
 
 
 def _fallback_line(decided: "Recommendation") -> list[str]:

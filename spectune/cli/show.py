@@ -43,23 +43,18 @@ def show(
 
 
 def _speedups(answer: "Recommendation", width: int) -> list[str]:
-    from spectune.decide.confirmation import measured_interval
     from spectune.report.figures import by_draft, speedup_span
 
     low, high = speedup_span(answer)
-    seen = answer.confirmation.settings if answer.confirmation else []
     lines = []
     for draft, series in by_draft(answer).items():
         lines.append(draft)
         for candidate in series:
-            k = candidate.num_speculative_tokens
-            lines.append(_row(f"K = {k}", f"{candidate.speedup.estimate:.2f}×",
-                              _whisker(candidate.speedup, "●", low, high, width)))  # fmt: skip
-            for one in seen:
-                if (one.draft, one.num_speculative_tokens, one.temperature) == (draft, k, answer.temperature):
-                    interval = measured_interval(one)
-                    text = _whisker(interval, "◇", low, high, width)
-                    lines.append(_row("real", f"{interval.estimate:.2f}×", text))
+            decoded = answer.confirmation.of(candidate.choice) if answer.confirmation else None
+            shown = [(f"K = {candidate.num_speculative_tokens}", candidate.speedup, "●")]
+            shown += [("real", decoded.measured, "◇")] if decoded else []
+            for label, interval, mark in shown:
+                lines.append(_row(label, f"{interval.estimate:.2f}×", _whisker(interval, mark, low, high, width)))
     return lines
 
 

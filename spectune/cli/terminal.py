@@ -1,6 +1,6 @@
 """What a person sees while it runs: progress and tables on stderr, plain lines where that is no terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -9,12 +9,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spectune.decide.confirmation import measured_interval, predicted_interval  # noqa: TID253
 from spectune.decide.selection import choose  # noqa: TID253
 from spectune.report.skill import formula_text, interval_text, machine_change
 
 if TYPE_CHECKING:
-    from spectune.decide.check import Check
+    from spectune.choice import Choice
+    from spectune.decide.check import Check, Finding
     from spectune.decide.confirmation import Confirmation, ConfirmedSetting
     from spectune.decide.fit import Setting
     from spectune.decide.formula import FormulaFit
@@ -80,101 +80,106 @@ class TerminalProgress:
 
 def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequence["FormulaFit"]) -> None:
     """A table for each draft and temperature; the chosen setting at a temperature is marked."""
-    fastest = {
-        temperature: choose([s for s in settings if s.temperature == temperature])
-        for temperature in {setting.temperature for setting in settings}
-    }
+    fastest = {t: choose([s for s in settings if s.temperature == t]) for t in {s.temperature for s in settings}}
     for fit in sorted(formula, key=lambda fit: fit.temperature):
-        mine = [s for s in settings if (s.draft, s.temperature) == (fit.draft, fit.temperature)]
+        group = [s for s in settings if (s.draft, s.temperature) == (fit.draft, fit.temperature)]
         console.print(f"T = {fit.temperature:g} · {fit.draft}", style="bold", markup=False, soft_wrap=True)
         table = _narrow_table if console.width < _NARROW_COLUMNS else _settings_table
-        console.print(table(mine, fastest[fit.temperature]))
+        console.print(table(group, fastest[fit.temperature].choice))
         console.print(f"formula (1−α^(K+1))/(1−α): {formula_text(fit)}\n", markup=False, soft_wrap=True)
 
 
-def _settings_table(settings: Sequence["Setting"], fastest: "Setting") -> Table:
+def _table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    for header in ("K", "tokens/round", "verify", "draft", "speed-up", r"\[95%]", ""):
+    for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
+    return table
+
+
+def _settings_table(settings: Sequence["Setting"], fastest: "Choice") -> Table:
+    table = _table("K", "tokens/round", "verify", "draft", "speed-up", r"\[95%]", "")
     for setting in settings:
         interval = interval_text(setting.speedup)
         table.add_row(
             str(setting.num_speculative_tokens),
-            f"{setting.acceptance_length.estimate:.2f}",
-            f"{setting.verify_s * 1e3:.1f} ms",
-            f"{setting.draft_s * 1e3:.1f} ms",
+            f"{setting.acceptance.length.estimate:.2f}",
+            f"{setting.round.verify_s * 1e3:.1f} ms",
+            f"{setting.round.draft_s * 1e3:.1f} ms",
             f"{setting.speedup.estimate:.2f}",
             interval[interval.index("[") :].replace("[", r"\["),
-            "← best" if setting is fastest else "",
+            "← best" if setting.choice == fastest else "",
         )
     return table
 
 
-def _narrow_table(settings: Sequence["Setting"], fastest: "Setting") -> Table:
+def _narrow_table(settings: Sequence["Setting"], fastest: "Choice") -> Table:
     """The same without the times, 36 columns wide."""
-    table = Table(box=None, pad_edge=False)
-    for header in ("K", "tokens/round", r"speed-up \[95%]"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = _table("K", "tokens/round", r"speed-up \[95%]")
     for setting in settings:
-        mark = "→ " if setting is fastest else ""
-        length, speedup = f"{setting.acceptance_length.estimate:.2f}", interval_text(setting.speedup)
+        mark = "→ " if setting.choice == fastest else ""
+        length, speedup = f"{setting.acceptance.length.estimate:.2f}", interval_text(setting.speedup)
         table.add_row(f"{mark}{setting.num_speculative_tokens}", length, speedup.replace("[", r"\["))
     return table
 
 
-def show_confirmation(seen: "Confirmation") -> None:
+def show_confirmation(confirmation: "Confirmation") -> None:
     """On stdout: predicted, replayed and measured side by side, then the errors over all settings."""
     console = Console(highlight=False)
-    for temperature, draft in dict.fromkeys((one.temperature, one.draft) for one in seen.settings):
-        mine = [one for one in seen.settings if (one.temperature, one.draft) == (temperature, draft)]
-        tokens = min(one.measured_tokens for one in mine)
+    groups: dict[tuple[float, str], list[ConfirmedSetting]] = {}
+    for setting in confirmation.settings:
+        groups.setdefault((setting.temperature, setting.draft), []).append(setting)
+    for (temperature, draft), group in groups.items():
+        tokens = min(setting.measured_tokens for setting in group)
         console.print(f"T = {temperature:g} · {draft} · {tokens:,} tokens or more each", markup=False, soft_wrap=True)
-        console.print(_confirmation_table(mine, narrow=console.width < _NARROW_COLUMNS))
+        console.print(_confirmation_table(group, narrow=console.width < _NARROW_COLUMNS))
         console.print()
-    nulls, inside = seen.null_errors, seen.fraction_inside_interval
-    lines = [
-        f"method error {seen.median_method_error:.1%} in the median, {seen.max_method_error:.1%} at worst",
-        f"without replay: “nothing changes” {nulls.always_one:.1%}, formula with a cost ratio {nulls.geometric:.1%}",
-    ]
+    console.print("\n".join(_errors(confirmation)), markup=False, soft_wrap=True)
+
+
+def _errors(confirmation: "Confirmation") -> Iterator[str]:
+    nulls, inside = confirmation.null_errors, confirmation.fraction_inside_interval
+    median, worst = confirmation.median_method_error, confirmation.max_method_error
+    yield f"method error {median:.1%} in the median, {worst:.1%} at worst"
+    yield f"without replay: “nothing changes” {nulls.always_one:.1%}, formula with a cost ratio {nulls.geometric:.1%}"
     if inside is not None:
-        lines.append(f"{inside:.0%} of the measured figures fell into the predicted interval")
-    lines += [changed] if (changed := machine_change(seen)) else []
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
+        yield f"{inside:.0%} of the measured figures fell into the predicted interval"
+    if changed := machine_change(confirmation):
+        yield changed
 
 
 def _confirmation_table(settings: Sequence["ConfirmedSetting"], narrow: bool) -> Table:
-    table = Table(box=None, pad_edge=False)
     wide = ("K", r"predicted \[a run falls in]", "replayed", r"measured \[95%]", "error", "")
-    for header in ("K", "predicted", "replayed", "measured") if narrow else wide:
-        table.add_column(header, justify="right", no_wrap=True)
-    for one in settings:
-        k, replayed = str(one.num_speculative_tokens), f"{one.replayed_speedup:.2f}"
+    table = _table(*(("K", "predicted", "replayed", "measured") if narrow else wide))
+    for setting in settings:
+        k, replayed = str(setting.num_speculative_tokens), f"{setting.replayed_speedup:.2f}"
         if narrow:
-            table.add_row(k, f"{one.predicted_speedup:.2f}", replayed, f"{one.measured_speedup:.2f}")
+            table.add_row(k, f"{setting.predicted_speedup:.2f}", replayed, f"{setting.measured_speedup:.2f}")
             continue
-        predicted, measured = (escape(interval_text(one)) for one in (predicted_interval(one), measured_interval(one)))
-        outside = "← outside" if one.inside_interval is False else ""
-        table.add_row(k, predicted, replayed, measured, f"{one.method_error:.1%}", outside)
+        predicted, measured = (escape(interval_text(interval)) for interval in (setting.predicted, setting.measured))
+        outside = "← outside" if setting.inside_interval is False else ""
+        table.add_row(k, predicted, replayed, measured, f"{setting.method_error:.1%}", outside)
     return table
 
 
-def show_check(seen: "Check") -> None:
+def show_check(check: "Check") -> None:
     """On stdout: the verdict, the figures that decide by draft and temperature, and what explains a change."""
     from spectune.report.ci import change_text, headline, name_of
 
     console = Console(highlight=False)
-    console.print(headline(seen), style="bold", markup=False, soft_wrap=True)
-    groups = dict.fromkeys((one.temperature, one.draft, one.num_speculative_tokens) for one in seen.findings)
-    for temperature, draft, k in groups:
-        console.print(f"\nT = {temperature:g} · {draft} · K = {k}", markup=False, soft_wrap=True)
+    console.print(headline(check), style="bold", markup=False, soft_wrap=True)
+    groups: dict[Choice, list[Finding]] = {}
+    for finding in check.findings:
+        groups.setdefault(finding.choice, []).append(finding)
+    for choice, findings in groups.items():
+        title = f"\nT = {choice.temperature:g} · {choice.draft} · K = {choice.num_speculative_tokens}"
+        console.print(title, markup=False, soft_wrap=True)
         table = Table(box=None, pad_edge=False, show_header=False)
-        for one in seen.findings:
-            mine = (one.temperature, one.draft, one.num_speculative_tokens) == (temperature, draft, k)
-            if mine and (one.headline or one.status in ("regressed", "improved")):
-                marked = "" if one.headline else "  "
-                table.add_row(escape(marked + name_of(one)), escape(change_text(one)), one.status)
+        for finding in findings:
+            if finding.headline or finding.status in ("regressed", "improved"):
+                indent = "" if finding.headline else "  "
+                table.add_row(escape(indent + name_of(finding)), escape(change_text(finding)), finding.status)
         console.print(table)
-    for difference in seen.differences:
+    for difference in check.differences:
         console.print(f"not the same: {difference}", markup=False, soft_wrap=True)
 
 

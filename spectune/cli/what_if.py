@@ -1,10 +1,12 @@
 """`spectune what-if`."""
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from spectune.choice import LONGEST
 from spectune.errors import ConfigError
 
 
@@ -29,21 +31,13 @@ def what_if(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Price a draft by the formula (1 − α^(K+1))/(1 − α), from a cost ratio or from measured times."""
-    from spectune.speedup import best_row, break_even_alpha, speedup_rows
+    from spectune.speedup import best_row, break_even_alpha, fastest_row, speedup_rows
 
     costs = _round_costs(cost_ratio, plain_s, round_s or [], max_k)
     rows = speedup_rows(alpha, costs)
-    best = best_row(rows)
-    reported = max(rows, key=lambda row: (row.speedup, -row.num_speculative_tokens)).num_speculative_tokens
+    best, reported = best_row(rows), fastest_row(rows).num_speculative_tokens
     result: dict[str, Any] = {
-        "rows": [
-            {
-                "num_speculative_tokens": row.num_speculative_tokens,
-                "expected_tokens": row.expected_tokens,
-                "speedup": row.speedup,
-            }
-            for row in rows
-        ],
+        "rows": [asdict(row) for row in rows],
         "best": {"num_speculative_tokens": best.num_speculative_tokens, "speedup": best.speedup},
         "break_even_num_speculative_tokens": reported,
         "break_even_alpha": break_even_alpha(reported, costs[reported]),
@@ -57,8 +51,8 @@ def _round_costs(
     """Plain steps that a round takes, by K."""
     from spectune.speedup import round_cost
 
-    if max_k is not None and not 1 <= max_k <= 1000:
-        raise ConfigError(f"--max-k is {max_k}", "give a whole number from 1 to 1000")
+    if max_k is not None and not 1 <= max_k <= LONGEST:
+        raise ConfigError(f"--max-k is {max_k}", f"give a whole number from 1 to {LONGEST}")
     measured = plain_s is not None or bool(round_s)
     if measured == (cost_ratio is not None) or (plain_s is None) == bool(round_s):
         raise ConfigError("one price is needed", "give --cost-ratio, or both --plain-s and --round-s")
@@ -75,18 +69,13 @@ def _round_costs(
 
 def _text(result: dict[str, Any]) -> str:
     lines = [f"{'K':>4}  {'tokens/round':>12}  {'speed-up':>8}"]
-    best, k = result["best"], result["break_even_num_speculative_tokens"]
+    best, alpha = result["best"]["num_speculative_tokens"], result["break_even_alpha"]
     for row in result["rows"]:
-        mark = "  ← best" if row["num_speculative_tokens"] == best["num_speculative_tokens"] else ""
-        lines.append(
-            f"{row['num_speculative_tokens']:>4}  {row['expected_tokens']:>12.3f}  {row['speedup']:>8.3f}{mark}"
-        )
-    alpha = result["break_even_alpha"]
-    if best["num_speculative_tokens"] == 0:
+        k, tokens, speedup = row.values()
+        lines.append(f"{k:>4}  {tokens:>12.3f}  {speedup:>8.3f}" + ("  ← best" if k == best else ""))
+    if best == 0:
         lines.append("plain decoding is fastest: no K reaches 1.0×")
-    lines.append(
-        f"at K = {k} even a perfect draft loses: the round takes longer than {k + 1} plain steps"
-        if alpha is None
-        else f"at K = {k} it breaks even at α = {alpha:.3f}"
-    )
+    k = result["break_even_num_speculative_tokens"]
+    loses = f"at K = {k} even a perfect draft loses: the round takes longer than {k + 1} plain steps"
+    lines.append(loses if alpha is None else f"at K = {k} it breaks even at α = {alpha:.3f}")
     return "\n".join(lines)

@@ -5,17 +5,20 @@ between equal machines only, ratios of costs between any. A figure has regressed
 (Holm over all figures) and larger than allowed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from spectune.decide.comparison import Figure, Over, Part, Side, figures_of, side
+from spectune.choice import Choice, chain
+from spectune.decide.comparable import differences, require_comparable, require_further_runs
+from spectune.decide.comparison import Figure, Over, Side, figures_of, measured_side
 from spectune.decide.fit import Setting
+from spectune.decide.metrics import HEADLINES, PARTS, Part
 from spectune.decide.selection import choose
-from spectune.errors import ConfigError, ProfileError
-from spectune.profile.manifest import Manifest, ModelRecord
+from spectune.errors import ConfigError
+from spectune.profile.manifest import MACHINE
 from spectune.profile.run import MAX_REGRESSION
 from spectune.profile.store import Profile
 from spectune.stats import holm
@@ -23,16 +26,7 @@ from spectune.stats import holm
 Status = Literal["ok", "improved", "regressed", "too-noisy", "not-comparable"]
 Verdict = Literal["ok", "regressed", "too-noisy", "not-comparable"]
 
-HEADLINES: dict[str, Part] = {
-    "acceptance_length": "acceptance",
-    "cost_p_1": "cost_p",
-    "cost_p_verify": "cost_p",
-    "cost_q": "cost_q",
-    "speedup": "speedup",
-}
-"""The figures that decide; cost_p_verify is cost_p(K + 1). Between machines costs are in plain steps, cost_p(1)."""
 _HIGHER_IS_BETTER = ("acceptance", "speedup")
-_MACHINE = ("hardware", "device", "threads")
 _LEVEL = 0.02  # of one false alarm or more; the other half of it would be false praise
 
 
@@ -56,6 +50,11 @@ class Finding:
     low: float | None
     high: float | None
     more: float | None
+
+    @property
+    def choice(self) -> Choice:
+        """What the two profiles are compared at."""
+        return Choice(self.draft, chain(self.num_speculative_tokens), self.temperature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,35 +82,44 @@ def check(
     is held against. Raises: ProfileError where the two are not of the same target, workload, dtype and temperatures.
     """
     allowed = _allowed(max_regression, by_metric or {})
-    _require_comparable(baseline.manifest, candidate.manifest)
-    differences = _differences(baseline.manifest, candidate.manifest)
-    for one, others in ((baseline, also_baseline), (candidate, also_candidate)):
-        for other in others:
-            _require_same(one.manifest, other.manifest)
-        _require_distinct([one, *others])
-    same_machine = not any(name in differences for name in _MACHINE)
-    over: Over = "plain"
-    if same_machine:
-        over = "nothing" if "torch" in differences else "reference"
-    before = side(baseline, also_baseline, baseline, over)
-    after = side(candidate, also_candidate, baseline, over)
-    findings: list[Finding] = []
-    groups = [
-        (setting, figures_of(before, after, setting, same_machine))
-        for draft in baseline.manifest.drafts
-        for temperature in baseline.manifest.settings.temperatures
-        for setting in [_chosen(before, draft.spec, temperature)]
+    _require_known(parts)
+    require_comparable(baseline.manifest, candidate.manifest)
+    require_further_runs(baseline, also_baseline)
+    require_further_runs(candidate, also_candidate)
+    changed = differences(baseline.manifest, candidate.manifest)
+    over = _over(changed)
+    before = measured_side(baseline, also_baseline, baseline, over)
+    after = measured_side(candidate, also_candidate, baseline, over)
+    compared = [(setting, list(figures_of(before, after, setting, over != "plain"))) for setting in _chosen(before)]
+    wanted = tuple(parts) or get_args(Part)
+    chance = _beyond_chance([figure for _, figures in compared for figure in figures if figure.part in wanted])
+    findings = [
+        finding
+        for setting, figures in compared
+        for finding in _without_false_praise([_judged(figure, setting, allowed, chance) for figure in figures])
+        if finding.part in wanted
     ]
-    beyond_chance = _beyond_chance([one for _, figures in groups for one in figures if _counts(one, parts)])
-    for setting, figures in groups:
-        judged = [_judged(one, setting, allowed, beyond_chance) for one in figures]
-        findings += [one for one in _without_false_praise(judged) if not parts or one.part in parts]
     return Check(
         verdict=_verdict(findings),
         findings=findings,
-        causes=list(dict.fromkeys(one.part for one in findings if one.status == "regressed")),
-        differences=[f"{name}: {text}" for name, text in differences.items()],
+        causes=list(dict.fromkeys(finding.part for finding in findings if finding.status == "regressed")),
+        differences=[f"{name}: {text}" for name, text in changed.items()],
     )
+
+
+def _over(changed: Mapping[str, str]) -> Over:
+    """What costs are compared relative to: between machines plain steps, else the product that nobody changed, unless
+    what computes it changed.
+    """
+    if any(name in changed for name in MACHINE):
+        return "plain"
+    return "nothing" if "torch" in changed else "reference"
+
+
+def _require_known(parts: Sequence[str]) -> None:
+    for part in parts:
+        if part not in PARTS:
+            raise ConfigError(f"--only {part} is no part", f"give one of {', '.join(PARTS)}")
 
 
 def _allowed(max_regression: float, by_metric: Mapping[str, float]) -> dict[str, float]:
@@ -124,80 +132,17 @@ def _allowed(max_regression: float, by_metric: Mapping[str, float]) -> dict[str,
     return {name: by_metric.get(name, max_regression) for name in HEADLINES} | {"": max_regression}
 
 
-def _require_comparable(one: Manifest, other: Manifest) -> None:
-    """Raises: ProfileError naming what is not the same."""
-    same = {
-        "workload": (one.workload.hash[:12], other.workload.hash[:12]),
-        "target": (_weights(one.target), _weights(other.target)),
-        "dtype": (one.environment.dtype, other.environment.dtype),
-        "temperatures": tuple(" ".join(f"{t:g}" for t in sorted(m.settings.temperatures)) for m in (one, other)),
-        "max_new_tokens": (one.settings.max_new_tokens, other.settings.max_new_tokens),
-        "top_p and top_k": ((one.settings.top_p, one.settings.top_k), (other.settings.top_p, other.settings.top_k)),
-    }
-    for name, (before, now) in same.items():
-        if before != now:
-            problem = f"the profiles are not comparable: another {name}, {before} and {now}"
-            raise ProfileError(problem, "profile the candidate with the baseline's run file or --tape")
-    missing = [draft.spec for draft in one.drafts if draft.spec not in {draft.spec for draft in other.drafts}]
-    if missing:
-        raise ProfileError(f"the candidate lacks the draft {missing[0]}", f"profile it with --draft {missing[0]}")
-    if other.settings.max_k < one.settings.max_k:
-        problem = (
-            f"the candidate was measured up to K = {other.settings.max_k}, the baseline up to {one.settings.max_k}"
-        )
-        raise ProfileError(problem, f"profile it with --max-k {one.settings.max_k}")
-
-
-def _require_same(one: Manifest, other: Manifest) -> None:
-    """Raises: ProfileError where the other is not another run of the same."""
-    _require_comparable(one, other)
-    differences = _differences(one, other)
-    if differences:
-        name, text = next(iter(differences.items()))
-        problem = f"a further run is not one of the same: {name} {text}"
-        raise ProfileError(problem, "give profiles of one code, model and machine")
-
-
-def _require_distinct(runs: Sequence[Profile]) -> None:
-    """Raises: ProfileError: the same costs twice would show a spread that is not there."""
-    for place, one in enumerate(runs):
-        if any(one.costs.equals(other.costs) for other in runs[:place]):
-            raise ProfileError("the same costs are given twice", "give each run of a side once")
-
-
-def _weights(model: ModelRecord) -> str:
-    return model.digest[:12] if model.digest else f"{model.name}@{model.revision}"
-
-
-def _differences(one: Manifest, other: Manifest) -> dict[str, str]:
-    """What the profiles say of themselves that is not the same, and does not forbid comparing."""
-    pairs: dict[str, tuple[object, object]] = {
-        name: (getattr(one.environment, name), getattr(other.environment, name)) for name in _MACHINE
-    }
-    versions = one.environment.versions
-    pairs |= {name: (version, other.environment.versions.get(name)) for name, version in versions.items()}
-    pairs["spectune"] = (one.spectune_version, other.spectune_version)
-    pairs["chat template"] = tuple(str(m.workload.chat_template_digest)[:12] for m in (one, other))  # type: ignore[assignment]
-    drafts = {draft.spec: draft for draft in other.drafts}
-    for draft in one.drafts:
-        now = drafts[draft.spec].model
-        if draft.model and now:
-            pairs[f"weights of {draft.spec}"] = (_weights(draft.model), _weights(now))
-    return {name: f"{before}, now {now}" for name, (before, now) in pairs.items() if before != now}
-
-
-def _chosen(side: Side, draft: str, temperature: float) -> Setting:
-    """The K at which the two are compared: the baseline's best."""
-    return choose([one for (spec, t, _), one in side.settings.items() if (spec, t) == (draft, temperature)])
-
-
-def _counts(figure: Figure, parts: Sequence[str]) -> bool:
-    return bool(figure.key) and figure.change is not None and (not parts or figure.part in parts)
+def _chosen(side: Side) -> Iterator[Setting]:
+    """At which the two are compared: of each draft at each temperature the best K."""
+    for draft in side.profile.manifest.drafts:
+        for temperature in side.profile.manifest.settings.temperatures:
+            wanted = (draft.spec, temperature)
+            yield choose([s for s in side.first.settings.values() if (s.draft, s.temperature) == wanted])
 
 
 def _beyond_chance(figures: Sequence[Figure]) -> dict[tuple[object, ...], bool]:
     """Holm over the distinct figures that decide."""
-    values = {(one.metric, *one.key): one.change.p_value for one in figures if one.change}
+    values = {(figure.metric, *figure.key): figure.change.p_value for figure in figures if figure.key and figure.change}
     return dict(zip(values, holm(list(values.values()), _LEVEL), strict=True))
 
 
@@ -227,12 +172,12 @@ def _without_false_praise(findings: Sequence[Finding]) -> list[Finding]:
     """A speed-up is over plain decoding: it rises where the target got slower, and falls where it got faster. Neither
     counts, where nothing else bears it out.
     """
-    plain = next((one.status for one in findings if one.metric == "cost_p_1"), "ok")
-    worse = any(one.status == "regressed" for one in findings if one.metric != "speedup")
+    plain = next((finding.status for finding in findings if finding.metric == "cost_p_1"), "ok")
+    worse = any(finding.status == "regressed" for finding in findings if finding.metric != "speedup")
     false = {"regressed": plain == "improved" and not worse, "improved": plain == "regressed"}
     return [
-        replace(one, status="ok") if one.metric == "speedup" and false.get(one.status, False) else one
-        for one in findings
+        replace(finding, status="ok") if finding.metric == "speedup" and false.get(finding.status, False) else finding
+        for finding in findings
     ]
 
 

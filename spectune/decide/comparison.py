@@ -3,18 +3,20 @@
 `before` is the baseline, `after` the candidate; both are compared at the setting the baseline would choose.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from spectune.decide.fit import Setting, draft_record, fit_settings, replayed
+from spectune.choice import Choice
+from spectune.decide.evidence import Counts, profiled_evidence, replayed
+from spectune.decide.fit import Setting, priced_settings
+from spectune.decide.metrics import METRICS, Part
 from spectune.errors import ProfileError
 from spectune.profile.costs import FOLDS, CellKey, CostCells, unsteadiness
 from spectune.profile.store import Profile
-from spectune.profile.tables import labels, rows_where
 from spectune.stats import (
     MIN_EFFECTIVE_PROMPTS,
     Change,
@@ -25,11 +27,12 @@ from spectune.stats import (
     ratio_influence,
 )
 
-Part = Literal["acceptance", "cost_p", "cost_q", "overhead", "speedup"]
-
 _NEGLIGIBLE = 0.01  # of a plain step
 _FEWEST_RUNS = 4  # that tell how much runs differ
 _OVER_FIFTHS = 2.0  # the variance between runs over that between the fifths of one, seen over eight runs (docs/log.md)
+
+Over = Literal["nothing", "reference", "plain"]
+Variances = Sequence[tuple[float, float]]  # each with its degrees of freedom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +40,16 @@ class Figure:
     """A change before it is judged; `key` is equal for figures that are one and the same measurement."""
 
     metric: str
-    part: Part
     change: Change | None  # None where it cannot be compared
     key: tuple[object, ...] = ()
     place: str | None = None
     enough: float = 1.0  # below 1: the share of the data that an interval needs
     negligible: bool = False
+
+    @property
+    def part(self) -> Part:
+        """What it is a figure of."""
+        return METRICS[self.metric].part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,7 @@ class CostRun:
     """One measurement of the costs, in seconds of a machine as fast as the first baseline's run found it."""
 
     cells: CostCells
-    settings: dict[tuple[str, float, int], Setting]
+    settings: Mapping[Choice, Setting]
     noise: float  # what costs change by between runs, a standard deviation of logs
     ratio_noise: float  # the same of ratios of costs
 
@@ -63,27 +70,28 @@ class Side:
     runs: list[CostRun]
 
     @property
-    def settings(self) -> dict[tuple[str, float, int], Setting]:
-        """By draft, temperature and K, with the costs of the first run."""
-        return self.runs[0].settings
+    def first(self) -> CostRun:
+        """The profile's own run."""
+        return self.runs[0]
 
 
-Over = Literal["nothing", "reference", "plain"]
-
-
-def side(profile: Profile, also: Sequence[Profile], first: Profile, over: Over) -> Side:
+def measured_side(profile: Profile, also: Sequence[Profile], first: Profile, over: Over) -> Side:
     """The profile and other runs of the same; `over` is what the costs of different runs are compared relative to."""
-    return Side(profile=profile, runs=[_cost_run(profile, one.costs, first, over) for one in (profile, *also)])
+    counted = [replayed(evidence) for evidence in profiled_evidence(profile)]
+    return Side(profile=profile, runs=[_cost_run(profile, counted, run.costs, first, over) for run in (profile, *also)])
 
 
-def _cost_run(profile: Profile, costs: pa.Table, first: Profile, over: Over) -> CostRun:
+def _cost_run(profile: Profile, counted: Sequence[Counts], costs: pa.Table, first: Profile, over: Over) -> CostRun:
     cells = CostCells.of(costs)
     if over == "reference":
         speed = _reference_log(CostCells.of(first.costs), first) - _reference_log(cells, profile)
         cells = cells.scaled(float(np.exp(speed)))
-    keyed = {(one.draft, one.temperature, one.num_speculative_tokens): one for one in fit_settings(profile, cells)}
+    settings = priced_settings(counted, cells, profile.manifest.settings)
     return CostRun(
-        cells=cells, settings=keyed, noise=unsteadiness(costs, over), ratio_noise=unsteadiness(costs, "plain")
+        cells=cells,
+        settings={setting.choice: setting for setting in settings},
+        noise=unsteadiness(costs, over),
+        ratio_noise=unsteadiness(costs, "plain"),
     )
 
 
@@ -96,29 +104,16 @@ def _reference_log(cells: CostCells, profile: Profile) -> float:
     return float(np.mean([np.log(cells.resampled(key)[0]) for key in keys]))
 
 
-def figures_of(before: Side, after: Side, setting: Setting, same_machine: bool) -> list[Figure]:
+def figures_of(before: Side, after: Side, setting: Setting, same_machine: bool) -> Iterator[Figure]:
     """Every figure at a setting of the baseline's."""
-    now = after.settings[setting.draft, setting.temperature, setting.num_speculative_tokens]
-    paired = _same_prompts(before.profile, after.profile, setting.temperature)
-    figures = [_acceptance(setting, now, paired)]
-    figures += _costs(before, after, setting, same_machine)
-    figures.append(
-        _speedup(before, after, setting, now, paired)
-        if same_machine
-        else Figure(metric="speedup", part="speedup", change=None)
-    )
-    figures += _positions(before.profile, after.profile, setting, paired)
-    figures += _categories(setting, now, paired)
-    if same_machine:
-        figures += _overheads(before, after, setting)
-    return figures
-
-
-def _same_prompts(one: Profile, other: Profile, temperature: float) -> bool:
-    mine, theirs = (
-        labels(rows_where(profile.tape, temperature=temperature)["prompt_id"]).tolist() for profile in (one, other)
-    )
-    return bool(mine == theirs)
+    now = after.first.settings[setting.choice]
+    paired = setting.evidence.prompt_ids == now.evidence.prompt_ids
+    yield _acceptance(setting, now, paired)
+    yield from _costs(before, after, setting.choice, same_machine)
+    yield _speedup(before, after, setting, paired) if same_machine else Figure(metric="speedup", change=None)
+    yield from _positions(setting, now, paired)
+    yield from _categories(setting, now) if paired else ()
+    yield from _overheads(before, after, setting.choice) if same_machine else ()
 
 
 def _difference(before: Floats, now: Floats, paired: bool) -> float:
@@ -129,84 +124,79 @@ def _difference(before: Floats, now: Floats, paired: bool) -> float:
 
 
 def _acceptance(setting: Setting, now: Setting, paired: bool) -> Figure:
-    error = _difference(setting.log_length_influence, now.log_length_influence, paired)
-    log = np.log(now.acceptance_length.estimate / setting.acceptance_length.estimate)
+    before, after = setting.acceptance, now.acceptance
+    error = _difference(before.length_influence, after.length_influence, paired)
+    log = np.log(after.length.estimate / before.length.estimate)
     weight = min(setting.effective_prompts, now.effective_prompts)
-    return Figure(
-        metric="acceptance_length",
-        part="acceptance",
-        change=Change.of_logs(float(log), error, weight - 1),
-        key=(setting.draft, setting.temperature),
-        enough=weight / MIN_EFFECTIVE_PROMPTS,
-    )
+    return _of_prompts("acceptance_length", setting, Change.of_logs(float(log), error, weight - 1), weight)
 
 
-def _speedup(before: Side, after: Side, setting: Setting, now: Setting, paired: bool) -> Figure:
-    key = setting.draft, setting.temperature, setting.num_speculative_tokens
+def _of_prompts(metric: str, setting: Setting, change: Change, weight: float) -> Figure:
+    """One that so many prompts bear."""
+    key, enough = (setting.draft, setting.temperature), weight / MIN_EFFECTIVE_PROMPTS
+    return Figure(metric=metric, change=change, key=key, enough=enough)
+
+
+def _speedup(before: Side, after: Side, setting: Setting, paired: bool) -> Figure:
+    now = after.first.settings[setting.choice]
     weight = min(setting.effective_prompts, now.effective_prompts)
-    prompts = _difference(setting.prompt_influence, now.prompt_influence, paired)
+    prompts = _difference(setting.spread.prompts, now.spread.prompts, paired)
     means, variances = [], [(prompts**2, weight - 1)]
-    for one in (before, after):
-        own = float(one.settings[key].cost_influence.std())
-        logs = [float(np.log(run.settings[key].speedup.estimate)) for run in one.runs]
+    for side in (before, after):
+        at = [run.settings[setting.choice] for run in side.runs]
+        logs = [float(np.log(fitted.speedup.estimate)) for fitted in at]
         means.append(float(np.mean(logs)))
-        variances += _over_runs(logs, [(own**2, weight - 1), (_OVER_FIFTHS * one.runs[0].ratio_noise ** 2, FOLDS - 1)])
-    return Figure(
-        metric="speedup",
-        part="speedup",
-        change=Change.of_logs(means[1] - means[0], *pooled(variances)),
-        key=(setting.draft, setting.temperature),
-        enough=weight / MIN_EFFECTIVE_PROMPTS,
-    )
+        drawn, noise = float(at[0].spread.costs.std()), side.first.ratio_noise
+        variances += _over_runs(logs, [(drawn**2, weight - 1), (_OVER_FIFTHS * noise**2, FOLDS - 1)])
+    return _of_prompts("speedup", setting, Change.of_logs(means[1] - means[0], *pooled(variances)), weight)
 
 
-def _costs(before: Side, after: Side, setting: Setting, same_machine: bool) -> list[Figure]:
-    """cost_p(1), cost_p(K + 1) and cost_q: in seconds on an equal machine, else in plain steps."""
-    draft, verified = setting.draft, setting.num_speculative_tokens + 1
+def _costs(before: Side, after: Side, choice: Choice, same_machine: bool) -> Iterator[Figure]:
+    """cost_p(1), cost_p(n) and cost_q: in seconds on an equal machine, else in plain steps."""
     cells: list[tuple[str, Part, int, str | None]] = [
         ("cost_p_1", "cost_p", 1, None),
-        ("cost_p_verify", "cost_p", verified, None),
-        ("cost_q", "cost_q", 1, draft),
+        ("cost_p_verify", "cost_p", choice.shape.verified_tokens, None),
+        ("cost_q", "cost_q", 1, choice.draft),
     ]
-    figures = []
-    for metric, part, tokens, spec in cells:
+    for metric, part, tokens, draft in cells:
         if metric == "cost_p_1" and not same_machine:
-            figures.append(Figure(metric=metric, part=part, change=None))
+            yield Figure(metric=metric, change=None)
             continue
-        change = _cost_change(before, after, part, tokens, spec, same_machine)
-        key = () if metric == "cost_q" and _negligible(before, after, spec) else (part, tokens, spec)
-        figures.append(Figure(metric=metric, part=part, change=change, key=key, negligible=not key))
-    return figures
+        key = CellKey(part=part, tokens=tokens, load=before.profile.main_load, draft=draft)
+        negligible = metric == "cost_q" and _negligible(before, after, key)
+        change = _cost_change(before, after, key, same_machine)
+        yield Figure(metric=metric, change=change, key=() if negligible else (key,), negligible=negligible)
 
 
-def _negligible(before: Side, after: Side, draft: str | None) -> bool:
+def _plain_step(key: CellKey) -> CellKey:
+    return replace(key, part="cost_p", tokens=1, draft=None)
+
+
+def _negligible(before: Side, after: Side, key: CellKey) -> bool:
     """Whether proposing takes next to nothing in both, as looking up n-grams does: its changes do no harm."""
-    shares = []
-    for one in (before, after):
-        plain, cells = CellKey(part="cost_p", tokens=1, load=one.profile.main_load), one.runs[0].cells
-        step = cells.resampled(replace(plain, part="cost_q", draft=draft))[0]
-        shares.append(step / cells.resampled(plain)[0])
+    steps = [(side.first.cells, replace(key, load=side.profile.main_load)) for side in (before, after)]
+    shares = [cells.resampled(step)[0] / cells.resampled(_plain_step(step))[0] for cells, step in steps]
     return bool(max(shares) < _NEGLIGIBLE)
 
 
-def _cost_change(before: Side, after: Side, part: str, tokens: int, draft: str | None, same_machine: bool) -> Change:
+def _cost_change(before: Side, after: Side, key: CellKey, same_machine: bool) -> Change:
     means: list[float] = []
     variances: list[tuple[float, float]] = []
-    for one in (before, after):
-        key = CellKey(part=part, tokens=tokens, load=one.profile.main_load, draft=draft)
-        drawn = [np.log(run.cells.resampled(key)) for run in one.runs]
+    for side in (before, after):
+        here = replace(key, load=side.profile.main_load)
+        drawn = [np.log(run.cells.resampled(here)) for run in side.runs]
         if not same_machine:
-            plain = replace(key, part="cost_p", tokens=1, draft=None)
-            drawn = [own - np.log(run.cells.resampled(plain)) for own, run in zip(drawn, one.runs, strict=True)]
-        logs, first = [float(own[0]) for own in drawn], one.runs[0]
+            plain = [np.log(run.cells.resampled(_plain_step(here))) for run in side.runs]
+            drawn = [own - steps for own, steps in zip(drawn, plain, strict=True)]
+        logs, noise = [float(own[0]) for own in drawn], _OVER_FIFTHS * side.first.noise**2
         means.append(float(np.mean(logs)))
-        alone = [(float(drawn[0][1:].var()), first.cells.count(key) - 1), (_OVER_FIFTHS * first.noise**2, FOLDS - 1)]
+        alone = [(float(drawn[0][1:].var()), side.first.cells.count(here) - 1), (noise, FOLDS - 1)]
         variances += _over_runs(logs, alone)
     return Change.of_logs(means[1] - means[0], *pooled(variances))
 
 
-def _over_runs(values: Sequence[float], alone: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Variances, with their degrees of freedom, of the mean over runs: what the runs show, or `alone` of the first.
+def _over_runs(values: Sequence[float], alone: Variances) -> Variances:
+    """Variances of the mean over runs: what the runs show, or `alone` of the first.
 
     Fewer than four show too little: each is taken to differ from others as the first's fifths do, and some more.
     """
@@ -216,17 +206,11 @@ def _over_runs(values: Sequence[float], alone: Sequence[tuple[float, float]]) ->
     return [(float(np.var(values, ddof=1)) / count, count - 1)]
 
 
-def _positions(one: Profile, other: Profile, setting: Setting, paired: bool) -> Iterator[Figure]:
+def _positions(setting: Setting, now: Setting, paired: bool) -> Iterator[Figure]:
     """The share accepted of the proposals that were reached, by position."""
-    k = setting.num_speculative_tokens
-    counts = []
-    for profile in (one, other):
-        draft = draft_record(profile, setting.draft)
-        counted = replayed(profile, draft, setting.temperature, draft.drafting.rule, [k])
-        found = counted.complete if counted.complete.rounds.sum() > 0 else counted.clock
-        counts.append((found.accepted[0], found.reached[0]))  # [K, rows] each
-    (accepted, reached), (accepted_now, reached_now) = counts
-    for j in range(k):
+    counts = [(fitted.acceptance.accepted, fitted.acceptance.reached) for fitted in (setting, now)]
+    (accepted, reached), (accepted_now, reached_now) = counts  # [K, prompts] each
+    for j in range(len(accepted)):
         change = None
         if accepted[j].sum() > 0 and reached_now[j].sum() > 0:
             rate, rate_now = accepted[j].sum() / reached[j].sum(), accepted_now[j].sum() / reached_now[j].sum()
@@ -234,43 +218,39 @@ def _positions(one: Profile, other: Profile, setting: Setting, paired: bool) -> 
             error = _difference(*influences, paired)
             weight = min(effective_prompts(reached[j]), effective_prompts(reached_now[j]))
             change = Change.of_difference(float(rate_now - rate), error, float(rate), weight - 1)
-        yield Figure(metric="conditional_acceptance_rate", part="acceptance", change=change, place=f"position {j + 1}")
+        yield Figure(metric="conditional_acceptance_rate", change=change, place=f"position {j + 1}")
 
 
-def _categories(setting: Setting, now: Setting, paired: bool) -> Iterator[Figure]:
-    if not paired:
-        return
-    for category in dict.fromkeys(setting.categories):
-        mine = setting.categories == category
-        emitted, rounds, emitted_now, rounds_now = (
-            values[mine] for values in (setting.emitted, setting.rounds, now.emitted, now.rounds)
-        )
+def _categories(setting: Setting, now: Setting) -> Iterator[Figure]:
+    """Tokens per round of each, on the same prompts."""
+    for category in dict.fromkeys(setting.evidence.categories):
+        inside = setting.evidence.categories == category
+        emitted, rounds = setting.texts.emitted[inside], setting.texts.rounds[inside]
+        emitted_now, rounds_now = now.texts.emitted[inside], now.texts.rounds[inside]
         change = None
         if rounds.sum() > 0 and rounds_now.sum() > 0:
             log = np.log(emitted_now.sum() / rounds_now.sum() * rounds.sum() / emitted.sum())
-            error = _difference(
-                log_ratio_influence(emitted, rounds), log_ratio_influence(emitted_now, rounds_now), True
-            )
-            change = Change.of_logs(float(log), error, effective_prompts(rounds) - 1)
-        yield Figure(metric="acceptance_length", part="acceptance", change=change, place=str(category))
+            influences = log_ratio_influence(emitted, rounds), log_ratio_influence(emitted_now, rounds_now)
+            change = Change.of_logs(float(log), _difference(*influences, paired=True), effective_prompts(rounds) - 1)
+        yield Figure(metric="acceptance_length", change=change, place=str(category))
 
 
-def _overheads(before: Side, after: Side, setting: Setting) -> Iterator[Figure]:
+def _overheads(before: Side, after: Side, choice: Choice) -> Iterator[Figure]:
     """Seconds of the loop beyond its forwards, at each K it was measured at; relative to the baseline's."""
-    greedy, main = setting.temperature == 0.0, before.profile.main_load
-    for key in before.runs[0].cells.rounds("overhead", main, setting.draft, greedy):
+    greedy, main = choice.temperature == 0.0, before.profile.main_load
+    for key in before.first.cells.rounds("overhead", main, choice.draft, greedy):
         means: list[float] = []
         variances: list[tuple[float, float]] = []
-        for one in (before, after):
-            here = replace(key, load=one.profile.main_load)
-            drawn, first = [run.cells.resampled(here) for run in one.runs], one.runs[0]
+        for side in (before, after):
+            here = replace(key, load=side.profile.main_load)
+            drawn = [run.cells.resampled(here) for run in side.runs]
             seconds = [float(own[0]) for own in drawn]
             means.append(float(np.mean(seconds)))
-            felt = _OVER_FIFTHS * (first.noise * means[0]) ** 2
-            alone = [(float(drawn[0][1:].var()), first.cells.count(here) - 1), (felt, FOLDS - 1)]
+            felt = _OVER_FIFTHS * (side.first.noise * means[0]) ** 2
+            alone = [(float(drawn[0][1:].var()), side.first.cells.count(here) - 1), (felt, FOLDS - 1)]
             variances += _over_runs(seconds, alone)
         change = None
         if means[0] > 0:
             error, degrees = pooled(variances)
             change = Change.of_difference(means[1] - means[0], error, means[0], degrees)
-        yield Figure(metric="overhead", part="overhead", change=change, place=f"K = {key.draft_steps}")
+        yield Figure(metric="overhead", change=change, place=f"K = {key.draft_steps}")

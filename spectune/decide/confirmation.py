@@ -4,19 +4,21 @@ Two errors, kept apart. Method error: replay of the held-out prompts' own plain 
 against what a clock saw. Generalisation: whether the measured figure fell into the prediction interval.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from spectune.decide.fit import Setting, draft_record, whole_texts
+from spectune.choice import Choice, Shape, chain, plain
+from spectune.decide.evidence import DraftEvidence, confirmed_evidence, whole_texts
+from spectune.decide.fit import Setting
 from spectune.decide.formula import cost_ratio
-from spectune.decide.round_costs import RoundCosts, round_costs
-from spectune.profile.costs import FOLDS, CostCells, unsteadiness
-from spectune.profile.manifest import DraftRecord
+from spectune.decide.round_costs import RoundCosts
+from spectune.profile.costs import FOLDS, unsteadiness
 from spectune.profile.store import Profile
-from spectune.profile.tables import numbers, rows_where
+from spectune.profile.tables import numbers, rows_at
+from spectune.replay import Floats, RowCounts
 from spectune.speedup import expected_tokens, round_cost
 from spectune.stats import (
     Interval,
@@ -26,8 +28,6 @@ from spectune.stats import (
     pooled,
     prediction_standard_error,
 )
-
-_KEYS = ("draft", "depth", "temperature")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,21 @@ class ConfirmedSetting:
     always_one_error: float  # of the guess that nothing changes
     geometric_error: float  # of (1 − α^(K+1))/((1 − α)(K·c + 1)), α from τ(1)
 
+    @property
+    def choice(self) -> Choice:
+        """What was decoded with."""
+        return Choice(self.draft, chain(self.num_speculative_tokens), self.temperature)
+
+    @property
+    def predicted(self) -> Interval:
+        """The prediction and where a run should fall."""
+        return Interval(estimate=self.predicted_speedup, low=self.predicted_low, high=self.predicted_high)
+
+    @property
+    def measured(self) -> Interval:
+        """The measured figure with its confidence interval."""
+        return Interval(estimate=self.measured_speedup, low=self.measured_low, high=self.measured_high)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullErrors:
@@ -75,21 +90,26 @@ class Confirmation:
     max_method_error: float
     fraction_inside_interval: float | None
     null_errors: NullErrors
-    plain_step_ratio: (
-        float  # time of a plain step, decoded over profiled, at the temperature where it is furthest from 1
-    )
+    plain_step_ratio: float  # time of a plain step, decoded over profiled, at the temperature where it changed most
+
+    def of(self, choice: Choice) -> ConfirmedSetting | None:
+        """What was seen of a choice; None where it was not decoded with."""
+        return next((setting for setting in self.settings if setting.choice == choice), None)
 
 
-def confirmation(profile: Profile, cells: CostCells, fitted_settings: Sequence[Setting]) -> Confirmation | None:
+def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confirmation | None:
     """What confirming showed, beside the profile's settings at its main load; None where it has not been done."""
     record, confirmed = profile.manifest.confirmation, profile.confirmed
     if record is None or confirmed is None:
         return None
-    fitted = {(s.draft, s.num_speculative_tokens, s.temperature): s for s in fitted_settings}
-    runs = confirmed.runs
-    keys = dict.fromkeys(zip(*(runs[name].to_pylist() for name in _KEYS), strict=True))
-    another_time = unsteadiness(profile.costs, "plain")
-    settings = [_confirmed(profile, cells, fitted, key, another_time) for key in keys if key[0] is not None]
+    runs, fitted = _runs_by_choice(confirmed.runs), {setting.choice: setting for setting in fitted_settings}
+    evidence, another_time = confirmed_evidence(profile), unsteadiness(profile.costs, "plain")
+    plain_step_ratio = _plain_step_ratio(runs, fitted_settings)
+    settings = [
+        _confirmed(fitted, choice, evidence, runs, record.max_new_tokens, another_time)
+        for choice in runs
+        if choice.draft is not None
+    ]
     errors = [setting.method_error for setting in settings]
     inside = [setting.inside_interval for setting in settings if setting.inside_interval is not None]
     return Confirmation(
@@ -103,59 +123,50 @@ def confirmation(profile: Profile, cells: CostCells, fitted_settings: Sequence[S
             always_one=float(np.median([setting.always_one_error for setting in settings])),
             geometric=float(np.median([setting.geometric_error for setting in settings])),
         ),
-        plain_step_ratio=_plain_step_ratio(profile, fitted_settings),
+        plain_step_ratio=plain_step_ratio,
     )
 
 
-def _plain_step_ratio(profile: Profile, fitted_settings: Sequence[Setting]) -> float:
+def _runs_by_choice(runs: pa.Table) -> dict[Choice, pa.Table]:
+    """A run for each prompt, in the same order for every choice."""
+    columns = (runs[name].to_pylist() for name in ("draft", "depth", "nodes", "temperature"))
+    choices = [Choice(draft, Shape(depth, nodes), t) for draft, depth, nodes, t in zip(*columns, strict=True)]
+    return {
+        choice: rows_at(runs, np.flatnonzero([other == choice for other in choices])).sort_by("prompt_id")
+        for choice in dict.fromkeys(choices)
+    }
+
+
+def _plain_step_ratio(runs: Mapping[Choice, pa.Table], fitted_settings: Sequence[Setting]) -> float:
     """The machine of the run against the machine of the profile: what no prediction can know."""
-    assert profile.confirmed is not None
     ratios = []
-    for temperature, profiled_s in {one.temperature: one.plain_s for one in fitted_settings}.items():
-        plain = _runs(profile, None, 0, temperature)
-        if plain.num_rows:
-            ratios.append(float(numbers(plain["seconds"]).sum() / numbers(plain["rounds"]).sum() / profiled_s))
+    for temperature, profiled_s in {s.temperature: s.round.plain_s for s in fitted_settings}.items():
+        if (plainly := runs.get(plain(temperature))) is not None:
+            ratios.append(float(numbers(plainly["seconds"]).sum() / numbers(plainly["rounds"]).sum() / profiled_s))
     return max(ratios, key=lambda ratio: abs(np.log(ratio)))
 
 
-def predicted_interval(one: ConfirmedSetting) -> Interval:
-    """The prediction and where a run should fall."""
-    return Interval(estimate=one.predicted_speedup, low=one.predicted_low, high=one.predicted_high)
-
-
-def measured_interval(one: ConfirmedSetting) -> Interval:
-    """The measured figure with its confidence interval."""
-    return Interval(estimate=one.measured_speedup, low=one.measured_low, high=one.measured_high)
-
-
-def _runs(profile: Profile, draft: str | None, k: int, temperature: float) -> pa.Table:
-    """A run for each prompt, in the same order for every setting."""
-    assert profile.confirmed is not None
-    runs = profile.confirmed.runs
-    return rows_where(runs, draft=draft, depth=k, temperature=temperature).sort_by("prompt_id")
-
-
 def _confirmed(
-    profile: Profile,
-    cells: CostCells,
-    fitted: dict[tuple[str, int, float], Setting],
-    key: tuple[str, int, float],
+    fitted: Mapping[Choice, Setting],
+    choice: Choice,
+    evidence: Mapping[tuple[str | None, float], DraftEvidence],
+    runs: Mapping[Choice, pa.Table],
+    limit_tokens: int,
     another_time: float,
 ) -> ConfirmedSetting:
-    spec, k, temperature = key
-    runs, plain = _runs(profile, spec, k, temperature), _runs(profile, None, 0, temperature)
-    draft, setting = draft_record(profile, spec), fitted[spec, k, temperature]
-    main, max_k = profile.main_load, profile.manifest.settings.max_k
-    costs = round_costs(cells, draft, temperature == 0.0, main, main, max_k)
-    predicted = _predicted(profile, draft, temperature, k, costs, runs.num_rows, another_time)
-    replayed = _replayed(profile, draft, temperature, k, costs)
-    measured = _measured(runs, plain)
-    geometric = expected_tokens(_first_alpha(fitted, setting), k) / round_cost(cost_ratio(setting), k)
+    setting, k, decoded = fitted[choice], choice.num_speculative_tokens, runs[choice]
+    profiled, held_out = (
+        whole_texts(texts, k, limit_tokens) for texts in (setting.evidence, evidence[choice.draft, choice.temperature])
+    )
+    predicted = predicted_speedup(*profiled, setting.costs, decoded.num_rows, another_time)
+    replayed = float(np.exp(setting.costs.log_speedups(held_out[0])[0]))
+    measured = _measured(decoded, runs[plain(choice.temperature)])
+    geometric = expected_tokens(_first_alpha(fitted, choice), k) / round_cost(cost_ratio(setting), k)
     inside = None if predicted.low is None else predicted.low <= measured.estimate <= (predicted.high or np.inf)
     return ConfirmedSetting(
-        draft=spec,
+        draft=setting.draft,
         num_speculative_tokens=k,
-        temperature=temperature,
+        temperature=choice.temperature,
         predicted_speedup=predicted.estimate,
         predicted_low=predicted.low,
         predicted_high=predicted.high,
@@ -163,8 +174,8 @@ def _confirmed(
         measured_speedup=measured.estimate,
         measured_low=measured.low,
         measured_high=measured.high,
-        measured_tokens=int(numbers(runs["tokens"]).sum()),
-        acceptance_length=float(1 + numbers(runs["accepted"]).sum() / numbers(runs["rounds"]).sum()),
+        measured_tokens=int(numbers(decoded["tokens"]).sum()),
+        acceptance_length=float(1 + numbers(decoded["accepted"]).sum() / numbers(decoded["rounds"]).sum()),
         method_error=abs(replayed / measured.estimate - 1),
         inside_interval=None if inside is None else bool(inside),
         always_one_error=abs(1 / measured.estimate - 1),
@@ -172,29 +183,24 @@ def _confirmed(
     )
 
 
-def _first_alpha(fitted: dict[tuple[str, int, float], Setting], setting: Setting) -> float:
+def _first_alpha(fitted: Mapping[Choice, Setting], choice: Choice) -> float:
     """The acceptance of a first proposal, which is what people feed the formula."""
-    first = fitted[setting.draft, 1, setting.temperature].acceptance_length.estimate
+    first = fitted[replace(choice, shape=chain(1))].acceptance.length.estimate
     return min(max(first - 1, 0.0), 1.0)
 
 
-def _predicted(
-    profile: Profile,
-    draft: DraftRecord,
-    temperature: float,
-    k: int,
+def predicted_speedup(
+    rows: RowCounts,
+    variance: Floats,  # [rows] of each text's rounds, given the text
     costs: RoundCosts,
     prompts: int,
     another_time: float,
 ) -> Interval:
-    """The population's speed-up on texts of the confirming run's length, and where a run on m prompts falls.
+    """The population's speed-up on such texts, and where a run on so many other prompts falls.
 
     `another_time`: what a machine changes by until then, as it did within the profile; a standard deviation of logs.
     """
-    assert profile.manifest.confirmation is not None
-    limit = profile.manifest.confirmation.max_new_tokens
-    rows, variance = whole_texts(profile, profile.tape, profile.acceptance, draft, temperature, k, limit)
-    seconds, draws = rows.seconds(costs), rows.log_speedups(costs)
+    seconds, draws = costs.seconds(rows), costs.log_speedups(rows)
     per_round = seconds.sum() / rows.rounds.sum()
     within = float(variance.sum()) * per_round**2 / seconds.sum() ** 2
     influence = log_ratio_influence(rows.emitted, seconds)
@@ -203,14 +209,6 @@ def _predicted(
     weight = effective_prompts(rows.rounds)
     error, degrees = pooled([(error**2 + timings, weight - 1), (another_time**2, FOLDS - 1)])
     return log_t_interval(float(np.exp(draws[0])), error, min(weight, degrees + 1))
-
-
-def _replayed(profile: Profile, draft: DraftRecord, temperature: float, k: int, costs: RoundCosts) -> float:
-    confirmed, record = profile.confirmed, profile.manifest.confirmation
-    assert confirmed is not None
-    assert record is not None
-    rows, _ = whole_texts(profile, confirmed.tape, confirmed.acceptance, draft, temperature, k, record.max_new_tokens)
-    return float(np.exp(rows.log_speedups(costs)[0]))
 
 
 def _measured(runs: pa.Table, plain: pa.Table) -> Interval:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spectune.decide.fit import Setting
-from spectune.speedup import best_row, expected_tokens, fitted_alpha, log_slope, round_cost, speedup_rows
-from spectune.stats import effective_prompts, t_quantile
+from spectune.speedup import SpeedupRow, best_row, expected_tokens, fitted_alpha, log_slope, round_cost, speedup_rows
+from spectune.stats import t_quantile
 
 TOLERANCE = 0.02
 Fits = Literal["fits", "misleads", "undecided"]
@@ -43,47 +43,44 @@ def fit_formula(settings: Sequence[Setting]) -> list[FormulaFit]:
 
 
 def _fit(group: Sequence[Setting]) -> FormulaFit:
-    depths = [setting.num_speculative_tokens for setting in group]
-    alpha = fitted_alpha({s.num_speculative_tokens: s.acceptance_length.estimate for s in group})
-    log_errors = np.array(
-        [np.log(expected_tokens(alpha, k) / s.acceptance_length.estimate) for k, s in zip(depths, group, strict=True)]
-    )
-    worst = int(np.argmax(np.abs(log_errors)))
-    chosen = promised(group, alpha)
+    lengths = {s.num_speculative_tokens: s.acceptance.length.estimate for s in group}
+    alpha = fitted_alpha(lengths)
+    log_errors = np.array([np.log(expected_tokens(alpha, k) / length) for k, length in lengths.items()])
+    worst, chosen = int(np.argmax(np.abs(log_errors))), promised(group, alpha)
+    speedups = {s.num_speculative_tokens: s.speedup.estimate for s in group}
     return FormulaFit(
         draft=group[0].draft,
         temperature=group[0].temperature,
         alpha=alpha,
         verdict=_verdict(log_errors, _half_widths(group, alpha)),
         largest_error=float(np.expm1(log_errors[worst])),
-        largest_error_at=depths[worst],
-        chosen_k=chosen[0],
-        promised_speedup=chosen[1],
-        replayed_speedup=next((s.speedup.estimate for s in group if s.num_speculative_tokens == chosen[0]), 1.0),
+        largest_error_at=list(lengths)[worst],
+        chosen_k=chosen.num_speculative_tokens,
+        promised_speedup=chosen.speedup,
+        replayed_speedup=speedups.get(chosen.num_speculative_tokens, 1.0),
     )
 
 
-def promised(group: Sequence[Setting], alpha: float) -> tuple[int, float]:
+def promised(group: Sequence[Setting], alpha: float) -> SpeedupRow:
     """The K and speed-up that (1 − α^(K+1))/((1 − α)(K·c + 1)) is largest at, c = cost_q/cost_p(1).
 
     It assumes that verifying K + 1 tokens costs one plain step. Source: Leviathan et al. 2023, theorem 3.8.
     """
     costs = {s.num_speculative_tokens: round_cost(cost_ratio(s), s.num_speculative_tokens) for s in group}
-    best = best_row(speedup_rows(alpha, costs))
-    return best.num_speculative_tokens, best.speedup
+    return best_row(speedup_rows(alpha, costs))
 
 
 def cost_ratio(setting: Setting) -> float:
     """cost_q/cost_p(1) as the formula takes it: a draft step in plain steps."""
-    return setting.draft_s / setting.num_speculative_tokens / setting.plain_s
+    return setting.round.draft_s / setting.num_speculative_tokens / setting.round.plain_s
 
 
 def _half_widths(group: Sequence[Setting], alpha: float) -> NDArray[np.float64]:
     """[K] half-widths of the log errors, all K at once (Bonferroni); α moves with the prompts too."""
-    influence = np.stack([setting.log_length_influence for setting in group], axis=1)  # [prompts, K]
+    influence = np.stack([setting.acceptance.length_influence for setting in group], axis=1)  # [prompts, K]
     slopes = np.array([log_slope(alpha, setting.num_speculative_tokens) for setting in group])
     moved = np.outer(influence @ slopes / (slopes @ slopes), slopes) - influence
-    weight = effective_prompts(group[0].rounds)
+    weight = group[0].effective_prompts
     if weight < 2:
         return np.full(len(group), np.inf)
     return np.asarray(t_quantile(weight - 1, 1 - 0.025 / len(group)) * np.sqrt(np.sum(moved**2, axis=0)))

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from spectune.choice import Choice, chain
 from spectune.decide.confirmation import Confirmation, ConfirmedSetting
 from spectune.decide.formula import FormulaFit
-from spectune.decide.selection import Verdict
+from spectune.decide.round_costs import Accuracy
+from spectune.decide.selection import MIN_GAIN, Verdict
 from spectune.profile.manifest import Notice
 from spectune.stats import Interval
 
@@ -48,6 +50,11 @@ class Candidate:
     round_in_plain_steps: float
     break_even_alpha: float | None
     effective_prompts: float
+
+    @property
+    def choice(self) -> Choice:
+        """What it decodes with."""
+        return Choice(self.draft, chain(self.num_speculative_tokens), self.temperature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +104,6 @@ class BatchStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accuracy:
-    """How good the profile's costs are: what stays noisy, and how well the parts of a round add up."""
-
-    noisiest_cell: str
-    noisiest_half_width: float | None  # relative; half of the 95% interval of its median; None: too few samples
-    worst_round_error: float | None  # relative; parts measured apart against whole rounds, at K not used to calibrate
-    worst_surface_error: float | None  # relative; a line between neighbouring n against cells measured in between
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AppliesTo:
     """What the answer was measured on."""
 
@@ -134,11 +131,11 @@ class Recommendation:
     verdict: Verdict
     draft: str | None
     num_speculative_tokens: int | None
-    tree_width: int
+    tree_width: int = 1
     temperature: float
     temperature_gate: TemperatureGate
     speedup: Interval
-    min_gain: float
+    min_gain: float = MIN_GAIN
     break_even_alpha: float | None
     fallback: Fallback | None
     fallback_reason: str

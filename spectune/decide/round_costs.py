@@ -1,132 +1,175 @@
-"""Measured cells → what a round of each length takes, and how well its parts, measured apart, add up to it."""
+"""Measured cells → what a round takes by its draft steps and verified tokens, and how well its parts add up to it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spectune.choice import chain
 from spectune.errors import ProfileError
 from spectune.profile.costs import CellKey, CostCells
-from spectune.profile.manifest import DraftRecord, Load
+from spectune.profile.manifest import DraftRecord, Load, Settings
 from spectune.profile.store import Profile
+from spectune.replay import Ints, RowCounts
 
 Floats = NDArray[np.float64]
 
-CALIBRATED_UP_TO = 4  # K = 1 and 4 give the overhead
+CALIBRATED_UP_TO = 4  # rounds of 1 and 4 draft steps give the overhead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimes:
+    """Seconds: a plain step, and a round and its parts, means over rounds."""
+
+    plain_s: float
+    draft_s: float
+    verify_s: float
+    overhead_s: float
+    round_s: float
+
+    @property
+    def round_in_plain_steps(self) -> float:
+        """The tokens of a round at which nothing is gained."""
+        return self.round_s / self.plain_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
-    """Seconds of a round's parts, of 0..max_k proposals. The first axis holds one statistic of every cell."""
+    """Seconds of a round's parts, each by what it depends on. The first axis holds one statistic of every cell."""
 
     plain_s: Floats  # [draws] a plain step
-    draft_s: Floats  # [draws, max_k + 1] drafting k tokens
-    verify_s: Floats  # [draws, max_k + 1] target forward over k + 1 tokens
-    overhead_s: Floats  # [draws, max_k + 1] the loop around them
+    draft_s: Floats  # [draws, draft steps] drafting in 0, 1, … steps
+    verify_s: Floats  # [draws, n] target forward over 1, 2, … tokens
+    overhead_s: Floats  # [draws, draft steps] the loop around them
     catch_up_s: Floats  # [draws] extra draft time after a round whose proposals were all accepted
 
-    @property
-    def round_s(self) -> Floats:
-        """Seconds of a round that proposes k tokens, [draws, max_k + 1]."""
-        return self.draft_s + self.verify_s + self.overhead_s
+    def round_s(self, draft_steps: Ints, nodes: Ints) -> Floats:  # [draws, shapes]
+        """Rounds of so many draft steps and proposals."""
+        draft, overhead = (part.take(draft_steps, axis=1) for part in (self.draft_s, self.overhead_s))
+        return np.asarray(draft + self._verified(nodes) + overhead)
+
+    def seconds(self, rows: RowCounts) -> Floats:  # [rows]
+        """Of the rounds of each text, at the point estimates."""
+        round_s = self.round_s(rows.draft_steps, rows.nodes)[0]
+        return np.asarray(round_s @ rows.by_shape + self.catch_up_s[0] * rows.filled)
+
+    def log_speedups(self, rows: RowCounts) -> Floats:  # [draws]
+        """Log of pooled speed-up over plain decoding, for each draw."""
+        round_s = self.round_s(rows.draft_steps, rows.nodes)
+        totals = round_s @ rows.by_shape.sum(1) + self.catch_up_s * rows.filled.sum()
+        return np.asarray(np.log(rows.emitted.sum() * self.plain_s / totals))
+
+    def times(self, rows: RowCounts) -> RoundTimes:
+        """At the point estimates."""
+        rounds = float(rows.rounds.sum())
+        shares, filled = rows.by_shape.sum(1) / rounds, rows.filled.sum() / rounds
+        draft, overhead = (part[0].take(rows.draft_steps) for part in (self.draft_s, self.overhead_s))
+        return RoundTimes(
+            plain_s=float(self.plain_s[0]),
+            draft_s=float(draft @ shares + self.catch_up_s[0] * filled),
+            verify_s=float(self._verified(rows.nodes)[0] @ shares),
+            overhead_s=float(overhead @ shares),
+            round_s=float(self.seconds(rows).sum()) / rounds,
+        )
+
+    def _verified(self, nodes: Ints) -> Floats:  # [draws, shapes]
+        """The last token emitted is verified beside them; the first column is n = 1."""
+        return self.verify_s.take(nodes, axis=1)
 
 
-def round_costs(cells: CostCells, draft: DraftRecord, greedy: bool, load: Load, main: Load, max_k: int) -> RoundCosts:
-    """Point estimates first, then one value for each resample. Raises: ProfileError where a cell is missing."""
-    return _costs(cells.resampled, cells, draft, greedy, load, main, max_k)
-
-
-def folded_round_costs(
-    cells: CostCells, draft: DraftRecord, greedy: bool, load: Load, main: Load, max_k: int
-) -> list[RoundCosts]:
-    """Each fifth of the samples as a draw, then, as a second one, what the other four fifths say."""
-    return [_costs(partial(cells.folded, side), cells, draft, greedy, load, main, max_k) for side in (0, 1)]
-
-
-def _costs(
-    figure: Callable[[CellKey], Floats],
+def round_costs(
     cells: CostCells,
     draft: DraftRecord,
     greedy: bool,
+    measured: Settings,
     load: Load,
-    main: Load,
-    max_k: int,
+    fold: Literal[0, 1] | None = None,
 ) -> RoundCosts:
-    """One statistic of every cell. Overhead was measured at the main load, at two K: a line through both."""
-    verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in range(1, max_k + 2)], axis=1)
-    plain = figure(_round_key("overhead", main, None, greedy, 0))
-    knots = calibration_depths([key.draft_steps or 0 for key in cells.rounds("overhead", main, draft.spec, greedy)])
-    first, last = (figure(_round_key("overhead", main, draft.spec, greedy, k)) for k in knots)
-    slope = (last - first) / max(knots[1] - knots[0], 1)
-    overhead = first[:, None] + slope[:, None] * (np.arange(max_k + 1) - knots[0])
-    overhead = np.maximum(overhead, 0.0)  # a line through noise
-    overhead[:, 0] = plain
+    """Point estimates first, then one value for each resample; `fold` 0: a value for each fifth of the samples, 1: what
+    the other four fifths say.
+
+    Overhead was measured at the main load, at two K: a line through both. Raises: ProfileError where a cell is missing.
+    """
+    figure, main = cells.resampled if fold is None else partial(cells.folded, fold), measured.loads[0]
+    overhead = _overhead(figure, cells.rounds("overhead", main, draft.spec, greedy), measured.max_k)
+    overhead[:, 0] = figure(
+        CellKey(part="overhead", tokens=chain(0).verified_tokens, load=main, greedy=greedy, draft_steps=0)
+    )
+    sizes = range(1, chain(measured.max_k).verified_tokens + 1)
+    verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in sizes], axis=1)
     step = figure(CellKey(part="cost_q", tokens=1, load=load, draft=draft.spec))
-    if draft.drafting.cost == "round":  # one lookup a round, whatever it finds
-        draft_s, catch_up = np.repeat(step[:, None], max_k + 1, axis=1), np.zeros_like(step)
-    else:
-        draft_s = step[:, None] * np.arange(max_k + 1)
+    steps, catch_up = np.ones(measured.max_k + 1), np.zeros_like(step)  # one lookup a round, whatever it finds
+    if draft.drafting.cost == "step":
+        steps = np.arange(measured.max_k + 1.0)
         catch_up = figure(CellKey(part="cost_q", tokens=2, load=load, draft=draft.spec)) - step
     return RoundCosts(
-        plain_s=verify[:, 0] + plain,
-        draft_s=draft_s,
+        plain_s=verify[:, 0] + overhead[:, 0],
+        draft_s=step[:, None] * steps,
         verify_s=verify,
         overhead_s=overhead,
         catch_up_s=catch_up,
     )
 
 
-def _round_key(part: str, load: Load, draft: str | None, greedy: bool, k: int) -> CellKey:
-    return CellKey(part=part, tokens=k + 1, load=load, draft=draft, greedy=greedy, draft_steps=k)
+def _overhead(figure: Callable[[CellKey], Floats], measured: Sequence[CellKey], max_steps: int) -> Floats:
+    """[draws, draft steps] on the line through the two rounds that it is taken from."""
+    knots = calibrating_rounds(measured)
+    (low, high), (first, last) = map(_steps, knots), map(figure, knots)
+    slope = (last - first) / max(high - low, 1)
+    steps = np.arange(max_steps + 1)
+    return np.maximum(first[:, None] + slope[:, None] * (steps - low), 0.0)  # a line through noise
 
 
-def calibration_depths(measured: Sequence[int]) -> tuple[int, int]:
-    """The two K that the loop's overhead is taken from; rounds measured at others judge it."""
-    low = [k for k in measured if 1 <= k <= CALIBRATED_UP_TO]
-    if not low:
+def _steps(key: CellKey) -> int:
+    return key.draft_steps or 0
+
+
+def calibrating_rounds(measured: Sequence[CellKey]) -> tuple[CellKey, CellKey]:
+    """The two rounds that the loop's overhead is taken from; those measured at other K judge it."""
+    short = [key for key in measured if 1 <= _steps(key) <= CALIBRATED_UP_TO]
+    if not short:
         raise ProfileError("the profile's costs lack the overhead of a round", "run spectune profile again")
-    return low[0], low[-1]
+    return short[0], short[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedRound:
-    """A whole round, timed, against the sum of its parts; K is none of those that the overhead is taken from."""
+class Accuracy:
+    """How good the profile's costs are: what stays noisy, and how well the parts of a round add up."""
 
-    draft: str
-    num_speculative_tokens: int
-    greedy: bool
-    predicted_s: float
-    measured_s: float
-
-    @property
-    def error(self) -> float:
-        """Relative to the measured round."""
-        return self.predicted_s / self.measured_s - 1
+    noisiest_cell: str
+    noisiest_half_width: float | None  # relative; half of the 95% interval of its median; None: too few samples
+    worst_round_error: float | None  # relative; parts measured apart against whole rounds, at K not used to calibrate
+    worst_surface_error: float | None  # relative; a line between neighbouring n against cells measured in between
 
 
-def judged_rounds(profile: Profile, cells: CostCells) -> list[JudgedRound]:
-    """How well draft, verify and overhead, each measured apart, add up to rounds that were measured whole."""
-    main, max_k = profile.main_load, profile.manifest.settings.max_k
-    found = []
+def cost_accuracy(profile: Profile, cells: CostCells) -> Accuracy:
+    """Of all cells, and of the rounds that were measured whole."""
+    cell, width = cells.noisiest
+    return Accuracy(
+        noisiest_cell=str(cell),
+        noisiest_half_width=width if math.isfinite(width) else None,
+        worst_round_error=max(round_errors(profile, cells).values(), key=abs, default=None),
+        worst_surface_error=max(cells.surface_residuals().values(), key=abs, default=None),
+    )
+
+
+def round_errors(profile: Profile, cells: CostCells) -> dict[CellKey, float]:
+    """How far draft, verify and overhead, each measured apart, miss each round that was measured whole, relative to it;
+    rounds that overhead is taken from are no judges.
+    """
+    errors: dict[CellKey, float] = {}
     for draft, greedy in product(profile.manifest.drafts, (True, False)):
-        depths = [key.draft_steps or 0 for key in cells.rounds("round", main, draft.spec, greedy)]
-        if not depths:
-            continue
-        costs = round_costs(cells, draft, greedy, main, main, max_k)
-        for k in set(depths) - set(calibration_depths(depths)):
-            key = _round_key("round", main, draft.spec, greedy, k)
-            parts = costs.round_s[0, k] - (costs.draft_s[0, k] if draft.drafting.cost == "round" else 0.0)
-            measured = float(cells.resampled(key)[0])
-            found.append(
-                JudgedRound(
-                    draft=draft.spec,
-                    num_speculative_tokens=k,
-                    greedy=greedy,
-                    predicted_s=float(parts),
-                    measured_s=measured,
-                )
-            )
-    return sorted(found, key=lambda one: (one.draft, not one.greedy, one.num_speculative_tokens))
+        whole = cells.rounds("round", profile.main_load, draft.spec, greedy)
+        judges = [key for key in whole if key not in calibrating_rounds(whole)]
+        if judges:
+            costs = round_costs(cells, draft, greedy, profile.manifest.settings, profile.main_load)
+            looked_up = costs.draft_s[0, 0] if draft.drafting.cost == "round" else 0.0
+            steps, nodes = np.array([[_steps(key), key.tokens - 1] for key in judges]).T
+            parts = costs.round_s(steps, nodes)[0] - looked_up
+            errors |= {key: float(part / cells.resampled(key)[0] - 1) for key, part in zip(judges, parts, strict=True)}
+    return errors

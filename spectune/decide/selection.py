@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from spectune.decide.confirmation import Confirmation, ConfirmedSetting
 from spectune.decide.fit import Setting
-from spectune.drafting_spec import METHODS
 from spectune.profile.costs import FOLDS
 from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Interval, max_t_quantile, t_quantile
 
@@ -31,10 +31,18 @@ class Decision:
     setting: Setting
     speedup: Interval
     verdict: Verdict
+    noisy: bool  # whether the timings leave it open
+    decoded: ConfirmedSetting | None  # what real decoding said of it
 
 
-def decide(candidates: Sequence[Setting]) -> Decision:
-    """Choose among candidates at one temperature and load."""
+def decide_by_temperature(settings: Sequence[Setting], confirmed: Confirmation | None) -> dict[float, Decision]:
+    """Among the settings of each temperature, the lowest first."""
+    temperatures = sorted({setting.temperature for setting in settings})
+    return {t: decide([s for s in settings if s.temperature == t], confirmed) for t in temperatures}
+
+
+def decide(candidates: Sequence[Setting], confirmed: Confirmation | None = None) -> Decision:
+    """Choose among candidates at one temperature and load; `confirmed` is what real decoding said of them."""
     best = choose(candidates)
     own, low = best.speedup, best.speedup.low
     estimate = cross_fitted_speedup(candidates)
@@ -42,18 +50,25 @@ def decide(candidates: Sequence[Setting]) -> Decision:
         low = min(own.estimate * float(np.exp(-_allowance(best, candidates))), estimate)
     high = None if own.high is None else max(own.high, estimate)
     speedup = Interval(estimate=estimate, low=low, high=high)
-    verdict = verdict_of(speedup, best.effective_prompts)
-    if verdict == "plain" and timings_leave_open(speedup, best):
+    verdict, noisy = verdict_of(speedup, best.effective_prompts), _timings_leave_open(speedup, best)
+    if verdict == "plain" and noisy:
         verdict = "insufficient-data"
-    return Decision(setting=best, speedup=speedup, verdict=verdict)
+    decoded = confirmed.of(best.choice) if confirmed else None
+    return Decision(setting=best, speedup=speedup, verdict=heeding(decoded, verdict), noisy=noisy, decoded=decoded)
 
 
-def timings_leave_open(speedup: Interval, setting: Setting) -> bool:
+def heeding(decoded: ConfirmedSetting | None, verdict: Verdict) -> Verdict:
+    """Confirming has the last word: what gained too little when decoded is not recommended, whatever was predicted."""
+    refuted = verdict == "speculate" and decoded is not None and decoded.measured_speedup <= MIN_GAIN
+    return "insufficient-data" if refuted else verdict
+
+
+def _timings_leave_open(speedup: Interval, setting: Setting) -> bool:
     """Whether the interval holds the bound, and more for the timings' sake than for the prompts': a quiet machine
     may turn the answer.
     """
     straddles = speedup.low is not None and speedup.high is not None and speedup.low <= MIN_GAIN < speedup.high
-    return straddles and bool(np.std(setting.cost_influence) > np.sqrt(np.sum(setting.prompt_influence**2)))
+    return straddles and bool(np.std(setting.spread.costs) > np.sqrt(np.sum(setting.spread.prompts**2)))
 
 
 def verdict_of(speedup: Interval, effective_prompts: float) -> Verdict:
@@ -75,36 +90,35 @@ def _pick(candidates: Sequence[Setting], speedups: NDArray[np.float64]) -> int:
 
     def simplest_first(index: int) -> tuple[int, int, float]:
         setting = candidates[index]
-        return setting.num_speculative_tokens, METHODS[setting.method].simplicity, -float(speedups[index])
+        return setting.num_speculative_tokens, setting.evidence.drafting.simplicity, -float(speedups[index])
 
     return min(ties, key=simplest_first)
 
 
 def _allowance(best: Setting, candidates: Sequence[Setting]) -> float:
     """How far below its log estimate the chosen candidate's lower end lies."""
-    prompts = np.stack([setting.prompt_influence for setting in candidates], axis=1)
-    resamples = np.stack([setting.cost_influence for setting in candidates], axis=1)
+    prompts = np.stack([setting.spread.prompts for setting in candidates], axis=1)
+    resamples = np.stack([setting.spread.costs for setting in candidates], axis=1)
     costs = (resamples - resamples.mean(axis=0)) / np.sqrt(len(resamples))
     quantile = max_t_quantile(np.nan_to_num(np.concatenate([prompts, costs])))
     few = t_quantile(best.effective_prompts - 1, 0.975) / NORMAL.inv_cdf(0.975)
-    return quantile * few * best.log_error
+    return quantile * few * best.spread.log_error
 
 
 def cross_fitted_speedup(candidates: Sequence[Setting]) -> float:
     """Choose on four fifths of prompts and cost samples, score on the fifth, rotate, pool: no luck of the choice."""
-    emitted, seconds = (
-        np.stack([getattr(setting, name) for setting in candidates], axis=1) for name in ("emitted", "seconds")
-    )  # [prompts, candidates]
-    plain_s = np.array([setting.plain_s for setting in candidates])
-    factors = np.stack([setting.fold_factors for setting in candidates], axis=2)  # [folds, 2, candidates]
+    emitted = np.stack([setting.texts.emitted for setting in candidates], axis=1)  # [prompts, candidates]
+    seconds = np.stack([setting.seconds for setting in candidates], axis=1)
+    plain_s = np.array([setting.round.plain_s for setting in candidates])
+    factors = np.stack([setting.spread.folds for setting in candidates], axis=2)  # [folds, 2, candidates]
     fold = np.arange(len(emitted)) % FOLDS
     steps, took = 0.0, 0.0
     for number in range(min(FOLDS, len(emitted))):
-        rest, mine = fold != number, fold == number
+        rest, scored = fold != number, fold == number
         left = seconds[rest].sum(0)
         if not np.all(left > 0):
             continue
         chosen = _pick(candidates, emitted[rest].sum(0) * plain_s / left * factors[number, 1])
-        steps += float(emitted[mine, chosen].sum() * plain_s[chosen])
-        took += float(seconds[mine, chosen].sum() / factors[number, 0, chosen])
+        steps += float(emitted[scored, chosen].sum() * plain_s[chosen])
+        took += float(seconds[scored, chosen].sum() / factors[number, 0, chosen])
     return steps / took if took > 0 else choose(candidates).speedup.estimate

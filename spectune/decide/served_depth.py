@@ -1,9 +1,11 @@
 """Whether the K a server runs is too long, too short or right: its own acceptance, a profile's costs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from spectune.decide.fit import Setting, draft_record, fit_settings
+from spectune.decide.evidence import draft_record
+from spectune.decide.fit import Setting, fit_settings
 from spectune.decide.selection import MIN_GAIN, choose
 from spectune.errors import ConfigError, InsufficientDataError
 from spectune.profile.costs import CostCells
@@ -12,12 +14,14 @@ from spectune.served.telemetry import Telemetry
 
 _WORTH = 1.01  # times faster; another K must gain what counts
 
+Verdict = Literal["too long", "too short", "right", "plain is faster"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedDepth:
     """K in use against the best by the profile's costs; speed-ups are over plain decoding there, 1 being plain."""
 
-    verdict: Literal["too long", "too short", "right", "plain is faster"]
+    verdict: Verdict
     draft: str
     num_speculative_tokens: int
     speedup: float
@@ -29,46 +33,32 @@ class ServedDepth:
     hardware: str
 
 
-def served_depth(profile: Profile, seen: Telemetry, temperature: float, draft: str | None = None) -> ServedDepth:
+def served_depth(profile: Profile, telemetry: Telemetry, temperature: float, draft: str | None = None) -> ServedDepth:
     """Beyond the K in use acceptance is not seen: the last position's conditional rate is taken to go on.
 
     Of drafts that vary in length, the longest is taken for K and rates are over all of them.
 
     Raises: InsufficientDataError without rates by position; ConfigError for a K that was not measured.
     """
-    rates = seen.cumulative_acceptance_rate
-    conditional = seen.conditional_acceptance_rate
-    if not rates or not conditional:
-        raise InsufficientDataError(
-            "without acceptance by position K cannot be judged", "give a source that counts by position"
-        )
-    settings = _settings(profile, temperature, draft)
-    k = max(
-        len(rates), round(seen.num_draft_tokens / seen.num_drafts) if seen.num_drafts and seen.num_draft_tokens else 0
-    )
+    reached, last = _rates(telemetry)
+    settings, k = _settings(profile, temperature, draft), len(reached)
     if k not in settings:
         raise InsufficientDataError(
             f"the server runs K = {k}, the profile goes up to {max(settings)}", f"profile with --max-k {k}"
         )
-    beyond = k - len(rates)  # positions at which nothing was accepted, which some servers leave out
-    rates, conditional = [*rates, *[0.0] * beyond], [*conditional, *[0.0] * beyond]
-    last = conditional[-1] or 0.0
-    reach = [*rates, *(rates[-1] * last**more for more in range(1, max(settings) - k + 1))]
+    reached += [reached[-1] * last**more for more in range(1, max(settings) - k + 1)]
     speedups = {0: 1.0}
     for depth, setting in settings.items():
-        speedups[depth] = (1 + sum(reach[:depth])) * setting.plain_s / setting.round_s
+        speedups[depth] = (1 + sum(reached[:depth])) * setting.round.plain_s / setting.round.round_s
     best = max(speedups, key=lambda depth: (speedups[depth], -depth))
-    verdict: Literal["too long", "too short", "right", "plain is faster"] = "right"
-    if speedups[best] > (_WORTH if best == 0 else MIN_GAIN) * speedups[k]:
-        verdict = "plain is faster" if best == 0 else "too long" if best < k else "too short"
     return ServedDepth(
-        verdict=verdict,
+        verdict=_verdict(speedups, k, best),
         draft=settings[k].draft,
         num_speculative_tokens=k,
         speedup=speedups[k],
         best_num_speculative_tokens=best,
         best_speedup=speedups[best],
-        profiled_acceptance_length=settings[k].acceptance_length.estimate,
+        profiled_acceptance_length=settings[k].acceptance.length.estimate,
         target=profile.manifest.target.name,
         engine=profile.manifest.settings.engine,
         hardware=profile.manifest.environment.hardware,
@@ -89,11 +79,32 @@ def judged(
         return replace(telemetry, warnings=[*telemetry.warnings, warning]), None
 
 
+def _rates(telemetry: Telemetry) -> tuple[list[float], float]:
+    """Cumulative acceptance up to the K in use, and the last conditional rate; 0 where some servers leave it out."""
+    cumulative, conditional = telemetry.cumulative_acceptance_rate, telemetry.conditional_acceptance_rate
+    if not cumulative or not conditional:
+        raise InsufficientDataError(
+            "without acceptance by position K cannot be judged", "give a source that counts by position"
+        )
+    drafts, proposed = telemetry.num_drafts, telemetry.num_draft_tokens
+    beyond = max(0, round(proposed / drafts) - len(cumulative)) if drafts and proposed else 0
+    return [*cumulative, *[0.0] * beyond], 0.0 if beyond else conditional[-1] or 0.0
+
+
+def _verdict(speedups: Mapping[int, float], k: int, best: int) -> Verdict:
+    if speedups[best] <= (_WORTH if best == 0 else MIN_GAIN) * speedups[k]:
+        return "right"
+    if best == 0:
+        return "plain is faster"
+    return "too long" if best < k else "too short"
+
+
 def _settings(profile: Profile, temperature: float, draft: str | None) -> dict[int, Setting]:
     """By K, at the main load."""
-    here = [one for one in fit_settings(profile, CostCells.of(profile.costs)) if one.temperature == temperature]
+    fitted = fit_settings(profile, CostCells.of(profile.costs))
+    here = [setting for setting in fitted if setting.temperature == temperature]
     if not here:
         known = ", ".join(f"{t:g}" for t in sorted(profile.manifest.settings.temperatures))
         raise ConfigError(f"temperature {temperature:g} was not measured; {known} were", "give one of these")
     spec = choose(here).draft if draft is None else draft_record(profile, draft).spec
-    return {one.num_speculative_tokens: one for one in here if one.draft == spec}
+    return {setting.num_speculative_tokens: setting for setting in here if setting.draft == spec}

@@ -29,7 +29,7 @@ from spectune.measure.tape import (
 )
 from spectune.profile import schemas
 from spectune.profile.costs import KNOWN_WITHIN, CostCells
-from spectune.profile.manifest import Load, Notice
+from spectune.profile.manifest import LASTING, Load, Notice
 from spectune.profile.run import Run, differences
 from spectune.profile.store import Profile, load_profile, save_profile
 from spectune.profile.tables import to_arrow
@@ -38,7 +38,6 @@ log = logging.getLogger("spectune")
 
 _MANY_REPEATS = 0.1
 _RANDOM_NATS = 7.0  # a token of the prompt, to the target; text that people write has 2 to 5
-_LASTING = ("hardware", "device", "threads", "dtype", "versions")
 
 
 def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path | None = None) -> Profile:
@@ -110,7 +109,7 @@ def _identity(run: Run, prepared: Prepared) -> dict[str, Any]:
         "workload": prepared.workload.hash,
         "target": prepared.target.record.model_dump(),
         "draft": [record.model_dump() for record in prepared.records],
-        "machine": environment(prepared.timed).model_dump(include=set(_LASTING)),
+        "machine": environment(prepared.timed).model_dump(include=set(LASTING)),
         "tape": _texts(load_profile(Path(run.tape))) if run.tape else None,
     }
 
@@ -123,7 +122,7 @@ def _identity_of(there: Profile) -> dict[str, Any]:
         "workload": manifest.workload.hash,
         "target": manifest.target.model_dump(),
         "draft": [record.model_dump() for record in manifest.drafts],
-        "machine": manifest.environment.model_dump(include=set(_LASTING)),
+        "machine": manifest.environment.model_dump(include=set(LASTING)),
         "tape": _texts(there) if manifest.run.tape else None,
     }
 

@@ -76,6 +76,12 @@ class Environment(_Record):
     load_average: float | None
 
 
+MACHINE = ("hardware", "device", "threads")
+"""Fields of Environment: costs in seconds are compared where they are equal."""
+LASTING = (*MACHINE, "dtype", "versions")
+"""Fields of Environment that another run in the same place has too."""
+
+
 class WorkloadRecord(_Record):
     """Which prompts; the hash covers raw prompts and labels, the template's digest stands apart."""
 

@@ -1,10 +1,11 @@
 """A check as text for where it runs: a line for each figure, JUnit XML, a GitHub job summary and annotations."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree
 
-from spectune.decide.check import Check, Finding
+from spectune.decide.check import Check, Finding, Status
+from spectune.decide.metrics import METRICS
 from spectune.report.markdown import table
 
 _HOPELESS = 40.0  # times the data
@@ -13,16 +14,7 @@ _LEVELS = {"regressed": "error", "too-noisy": "warning"}
 
 def name_of(finding: Finding) -> str:
     """The figure as a reader knows it."""
-    names = {
-        "acceptance_length": "tokens per round",
-        "conditional_acceptance_rate": "acceptance",
-        "cost_p_1": "cost_p(1)",
-        "cost_p_verify": f"cost_p({finding.num_speculative_tokens + 1})",
-        "cost_q": "cost_q",
-        "speedup": "predicted speed-up",
-        "overhead": "overhead",
-    }
-    name = names[finding.metric]
+    name = METRICS[finding.metric].name.format(n=finding.choice.shape.verified_tokens)
     return f"{name}, {finding.place}" if finding.place else name
 
 
@@ -46,34 +38,34 @@ def remedy(finding: Finding) -> str:
     )
 
 
-def headline(seen: Check) -> str:
+def headline(check: Check) -> str:
     """The verdict in a line."""
-    findings = [finding for finding in seen.findings if finding.headline]
-    if seen.verdict == "regressed":
-        worst = [f"{name_of(one)} {change_text(one)}" for one in findings if one.status == "regressed"]
-        return f"Regressed ({', '.join(seen.causes)}): {'; '.join(dict.fromkeys(worst))}"
-    if seen.verdict == "too-noisy":
-        noisy = [f"{name_of(one)}: {remedy(one)}" for one in findings if one.status == "too-noisy"]
-        return f"Too noisy to tell: {'; '.join(dict.fromkeys(noisy))}"
-    if seen.verdict == "not-comparable":
+    if check.verdict == "not-comparable":
         return "Nothing of the two can be compared"
-    better = [f"{name_of(one)} {change_text(one)}" for one in findings if one.status == "improved"]
-    return f"Fine; improved: {'; '.join(dict.fromkeys(better))}" if better else "Fine: no figure regressed"
+    deciding = [finding for finding in check.findings if finding.headline]
+    if check.verdict == "regressed":
+        return f"Regressed ({', '.join(check.causes)}): {_listed(deciding, 'regressed')}"
+    if check.verdict == "too-noisy":
+        noisy = [f"{name_of(finding)}: {remedy(finding)}" for finding in deciding if finding.status == "too-noisy"]
+        return f"Too noisy to tell: {'; '.join(dict.fromkeys(noisy))}"
+    better = _listed(deciding, "improved")
+    return f"Fine; improved: {better}" if better else "Fine: no figure regressed"
 
 
-def summary_markdown(seen: Check) -> str:
+def _listed(findings: Sequence[Finding], status: Status) -> str:
+    changes = [f"{name_of(finding)} {change_text(finding)}" for finding in findings if finding.status == status]
+    return "; ".join(dict.fromkeys(changes))
+
+
+def summary_markdown(check: Check) -> str:
     """For a job's summary page: the verdict, the figures that decide, what explains them."""
     header = ("figure", "draft", "T", "K", "change [95%]", "status")
-    parts = [f"### spectune check: {seen.verdict}", headline(seen) + "."]
-    for title, shown in (
-        ("", [one for one in seen.findings if one.headline]),
-        ("What explains it:", [one for one in seen.findings if not one.headline and one.status != "ok"]),
-    ):
-        if shown:
-            parts += [title] if title else []
-            parts.append(table(header, map(_row, shown)))
-    if seen.differences:
-        parts.append("\n".join(f"- {difference}" for difference in seen.differences))
+    parts = [f"### spectune check: {check.verdict}", headline(check) + "."]
+    deciding = [finding for finding in check.findings if finding.headline]
+    explaining = [finding for finding in check.findings if not finding.headline and finding.status != "ok"]
+    parts += [table(header, map(_row, deciding))] if deciding else []
+    parts += ["What explains it:", table(header, map(_row, explaining))] if explaining else []
+    parts += ["\n".join(f"- {difference}" for difference in check.differences)] if check.differences else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -88,9 +80,9 @@ def _row(finding: Finding) -> tuple[str, ...]:
     )
 
 
-def annotations(seen: Check) -> Iterator[str]:
+def annotations(check: Check) -> Iterator[str]:
     """GitHub workflow commands, one for each figure that regressed or is too noisy."""
-    for finding in seen.findings:
+    for finding in check.findings:
         if finding.headline and finding.status in _LEVELS:
             what = f"{name_of(finding)} of {finding.draft} at T = {finding.temperature:g}: {change_text(finding)}"
             level, title = _LEVELS[finding.status], f"spectune check: {finding.status}"
@@ -103,11 +95,11 @@ def _escaped(text: str, more: str = "") -> str:
     return text
 
 
-def junit_xml(seen: Check) -> str:
+def junit_xml(check: Check) -> str:
     """A test case for each figure that decides: regressed is a failure, too noisy an error, not comparable skipped."""
-    findings = [finding for finding in seen.findings if finding.headline]
+    findings = [finding for finding in check.findings if finding.headline]
     tags = {"regressed": "failure", "too-noisy": "error", "not-comparable": "skipped"}
-    counts = {tag: sum(tags.get(one.status) == tag for one in findings) for tag in tags.values()}
+    counts = {tag: sum(tags.get(finding.status) == tag for finding in findings) for tag in tags.values()}
     suite = ElementTree.Element(
         "testsuite",
         name="spectune check",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from spectune.decide.confirmation import ConfirmedSetting, measured_interval
+from spectune.decide.confirmation import ConfirmedSetting
 from spectune.decide.recommendation import Candidate, Recommendation
 from spectune.stats import Interval
 
@@ -151,10 +151,10 @@ def _speedup(recommendation: Recommendation) -> str:
         picture.line([(c.num_speculative_tokens + aside, c.speedup.estimate) for c in series], number)
         for candidate in series:
             picture.whisker(candidate.num_speculative_tokens + aside, candidate.speedup, number)
-        for one in (one for one in measured if one.draft == draft):
-            at = one.num_speculative_tokens + aside + 0.12
-            picture.whisker(at, measured_interval(one), number)
-            picture.diamond(at, one.measured_speedup, number)
+        for decoded in (setting for setting in measured if setting.draft == draft):
+            at = decoded.num_speculative_tokens + aside + 0.12
+            picture.whisker(at, decoded.measured, number)
+            picture.diamond(at, decoded.measured_speedup, number)
         picture.key(number, draft)
     if measured:
         picture.key_diamond("measured: held-out prompts decoded for real")
@@ -166,7 +166,7 @@ def _speedup(recommendation: Recommendation) -> str:
 def speedup_span(recommendation: Recommendation) -> tuple[float, float]:
     """What an axis of speed-ups shows: every point, 1 and the bound; an end that is far off may stick out."""
     shown = [candidate.speedup for series in by_draft(recommendation).values() for candidate in series]
-    intervals = [*shown, *map(measured_interval, _measured(recommendation))]
+    intervals = [*shown, *(decoded.measured for decoded in _measured(recommendation))]
     top = max(interval.estimate for interval in intervals)
     ends = [end for i in intervals for end in (i.low, i.high, i.estimate) if end is not None and end < 1.5 * top]
     low, high = min(*ends, 1.0), max(*ends, recommendation.min_gain)
@@ -174,8 +174,8 @@ def speedup_span(recommendation: Recommendation) -> tuple[float, float]:
 
 
 def _measured(recommendation: Recommendation) -> list[ConfirmedSetting]:
-    seen = recommendation.confirmation.settings if recommendation.confirmation else []
-    return [one for one in seen if one.temperature == recommendation.temperature]
+    decoded = recommendation.confirmation.settings if recommendation.confirmation else []
+    return [setting for setting in decoded if setting.temperature == recommendation.temperature]
 
 
 def _deepest(drafts: Mapping[str, list[Candidate]]) -> int:
@@ -223,11 +223,11 @@ def _round(recommendation: Recommendation) -> str:
 
 def by_draft(recommendation: Recommendation) -> Mapping[str, list[Candidate]]:
     """The candidates at the headline's temperature, a list for each draft."""
-    found: dict[str, list[Candidate]] = {}
+    drafts: dict[str, list[Candidate]] = {}
     for candidate in recommendation.candidates:
         if candidate.temperature == recommendation.temperature:
-            found.setdefault(candidate.draft, []).append(candidate)
-    return found
+            drafts.setdefault(candidate.draft, []).append(candidate)
+    return drafts
 
 
 def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> str:

@@ -1,15 +1,16 @@
 """The skill file: an agent skill in Markdown that an engineer can act on. Every number is the recommendation's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import yaml
 
-from spectune.decide.confirmation import Confirmation, ConfirmedSetting, measured_interval, predicted_interval
+from spectune.decide.confirmation import Confirmation, ConfirmedSetting
 from spectune.decide.formula import FormulaFit
 from spectune.decide.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
 from spectune.engines.config import EngineConfig
-from spectune.report.markdown import table
+from spectune.report import labels
+from spectune.report.markdown import block, table
 from spectune.stats import Interval
 
 _CANDIDATES_SHOWN = 24
@@ -36,7 +37,7 @@ def skill_markdown(
         *([_confirmed(recommendation.confirmation)] if recommendation.confirmation else []),
         _how_sure(recommendation),
         _applies_to(recommendation),
-        f"## Reproduce\n\n```sh\n{recommendation.reproduce}\n```",
+        f"## Reproduce\n\n{block(recommendation.reproduce, 'sh')}",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -47,16 +48,15 @@ def headline(recommendation: Recommendation) -> str:
     at = f"at T = {recommendation.temperature:g}"
     setting = f"{best.draft}, K = {best.num_speculative_tokens}"
     gain = f"{interval_text(recommendation.speedup, '×')} over plain decoding ({where})"
+    tried, meanwhile = f"the best setting tried, {setting}, reaches {gain}", f"{labels.DECODE_PLAINLY} meanwhile"
     if recommendation.verdict == "speculate":
-        return f"Speculate with {setting}, {at}: {gain}."
+        return f"{labels.SPECULATE} with {setting}, {at}: {gain}."
     if recommendation.verdict == "plain":
-        return f"Decode plainly {at}: the best setting tried, {setting}, reaches {gain}."
+        return f"{labels.DECODE_PLAINLY} {at}: {tried}."
     if recommendation.refuted and recommendation.best_decoded:
         gained = f"gained {recommendation.best_decoded.measured_speedup:.2f}× when held-out prompts were decoded"
-        return f"Not confirmed {at}: {setting}, was to reach {gain}, but {gained}. Decode plainly meanwhile."
-    return (
-        f"Not enough data to decide {at}: the best setting tried, {setting}, reaches {gain}. Decode plainly meanwhile."
-    )
+        return f"{labels.NOT_CONFIRMED} {at}: {setting}, was to reach {gain}, but {gained}. {meanwhile}."
+    return f"{labels.UNDECIDED} {at}: {tried}. {meanwhile}."
 
 
 def interval_text(interval: Interval, unit: str = "") -> str:
@@ -92,14 +92,17 @@ def _front_matter(recommendation: Recommendation) -> str:
 
 def _settings(recommendation: Recommendation) -> str:
     gate, alpha = recommendation.temperature_gate, recommendation.break_even_alpha
+    advice = (
+        recommendation.draft or "none",
+        _or_none(recommendation.num_speculative_tokens),
+        str(recommendation.tree_width),
+        _or_none(gate.speculate_up_to),
+        _or_none(gate.plain_from, "none of those measured"),
+    )
+    lengths = recommendation.best_candidate.acceptance_length
     rows = [
-        ("draft", recommendation.draft or "none"),
-        ("num_speculative_tokens (K)", _or_none(recommendation.num_speculative_tokens)),
-        ("tree width", str(recommendation.tree_width)),
-        ("speculate up to temperature", _or_none(gate.speculate_up_to)),
-        ("decode plainly from temperature", _or_none(gate.plain_from, "none of those measured")),
-        ("speed-up", interval_text(recommendation.speedup, "×")),
-        ("tokens per round, bonus included", interval_text(recommendation.best_candidate.acceptance_length)),
+        *zip(labels.ADVICE, advice, strict=True),
+        *zip(labels.FIGURES, (interval_text(recommendation.speedup, "×"), interval_text(lengths)), strict=True),
         ("break-even acceptance", "none: even a perfect draft loses" if alpha is None else f"{alpha:.2f}"),
     ]
     return "## Settings\n\n" + table(("setting", "value"), rows)
@@ -130,8 +133,8 @@ def _config(config: EngineConfig) -> str:
     read = {name: text for name, text in config.files.items() if name in config.text}
     files = "".join(f"`{name}`:\n\n```{name.split('.')[-1]}\n{text}```\n\n" for name, text in read.items())
     return (
-        f"### {config.engine} (checked against {config.checked_against})\n\n"
-        f"```{config.language}\n{config.text}\n```\n\n{files}"
+        f"{labels.config_heading(config.engine, config.checked_against)}\n\n"
+        f"{block(config.text, config.language)}\n\n{files}"
         f"{_length_text(config)} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
     )
 
@@ -192,35 +195,25 @@ def _loads(answers: Sequence[LoadAnswer]) -> str:
     return f"## By load\n\n{note}\n\n{table(header, rows)}"
 
 
-def _confirmed(seen: Confirmation) -> str:
-    header = (
-        "draft",
-        "K",
-        "T",
-        "predicted [a run falls in]",
-        "replayed",
-        "measured [95%]",
-        "tokens",
-        "method error",
-    )
-    nulls = seen.null_errors
+def _confirmed(confirmation: Confirmation) -> str:
+    header = ("draft", "K", "T", "predicted [a run falls in]", "replayed", "measured [95%]", "tokens", "method error")
+    nulls, inside = confirmation.null_errors, confirmation.fraction_inside_interval
     note = (
-        f"{seen.prompts} held-out prompts, up to {seen.max_new_tokens} new tokens, decoded plainly and speculatively "
-        "by turns. Predicted: from the profiled prompts. Replayed: from the held-out prompts' own plain text. Method "
-        f"error: replayed against measured, {seen.median_method_error:.3f} in the median, {seen.max_method_error:.3f} "
-        f"at worst; the guess that nothing changes is off by {nulls.always_one:.3f} in the median, the formula with a "
-        f"cost ratio by {nulls.geometric:.3f}."
+        f"{confirmation.prompts} held-out prompts, up to {confirmation.max_new_tokens} new tokens, decoded plainly and "
+        "speculatively by turns. Predicted: from the profiled prompts. Replayed: from the held-out prompts' own plain "
+        f"text. Method error: replayed against measured, {confirmation.median_method_error:.3f} in the median, "
+        f"{confirmation.max_method_error:.3f} at worst; the guess that nothing changes is off by "
+        f"{nulls.always_one:.3f} in the median, the formula with a cost ratio by {nulls.geometric:.3f}."
     )
-    inside = seen.fraction_inside_interval
     held = "" if inside is None else f" The predicted interval held {inside:.2f} of the measured figures."
-    changed = "" if not (line := machine_change(seen)) else f" {line[0].upper()}{line[1:]}."
-    rows = map(_confirmed_row, seen.settings)
+    changed = "" if not (line := machine_change(confirmation)) else f" {line[0].upper()}{line[1:]}."
+    rows = map(_confirmed_row, confirmation.settings)
     return f"## Predicted against measured\n\n{note}{held}{changed}\n\n{table(header, rows)}"
 
 
-def machine_change(seen: Confirmation) -> str | None:
+def machine_change(confirmation: Confirmation) -> str | None:
     """A line where the machine was faster or slower at the run than while it was profiled."""
-    ratio = seen.plain_step_ratio
+    ratio = confirmation.plain_step_ratio
     if max(ratio, 1 / ratio) <= _MACHINE_CHANGED:
         return None
     return (
@@ -228,16 +221,16 @@ def machine_change(seen: Confirmation) -> str | None:
     )
 
 
-def _confirmed_row(one: ConfirmedSetting) -> tuple[str, ...]:
+def _confirmed_row(setting: ConfirmedSetting) -> tuple[str, ...]:
     return (
-        one.draft,
-        str(one.num_speculative_tokens),
-        f"{one.temperature:g}",
-        interval_text(predicted_interval(one), "×"),
-        f"{one.replayed_speedup:.2f}×",
-        interval_text(measured_interval(one), "×"),
-        str(one.measured_tokens),
-        f"{one.method_error:.3f}",
+        setting.draft,
+        str(setting.num_speculative_tokens),
+        f"{setting.temperature:g}",
+        interval_text(setting.predicted, "×"),
+        f"{setting.replayed_speedup:.2f}×",
+        interval_text(setting.measured, "×"),
+        str(setting.measured_tokens),
+        f"{setting.method_error:.3f}",
     )
 
 
@@ -272,39 +265,42 @@ def _candidate(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _how_sure(recommendation: Recommendation) -> str:
-    best, accuracy = recommendation.best_candidate, recommendation.accuracy
-    lines = [
+    return "## How sure\n\n" + "\n".join(f"- {line}" for line in [*_limits(recommendation), *_doubts(recommendation)])
+
+
+def _limits(recommendation: Recommendation) -> Iterator[str]:
+    """What the interval and the tokens per round mean."""
+    best = recommendation.best_candidate
+    yield (
         f"The 95% interval counts prompts as the unit ({best.effective_prompts:.1f} effective) and includes the spread "
         "of the timings. It allows for the best of several candidates having been chosen: the lower end holds for "
-        "whichever it is, the point is scored on prompts and timings that did not choose.",
-        *(
-            []
-            if recommendation.confirmation
-            else ["It is a prediction: no speculative decoding was run to confirm it."]
-        ),
-        f"To speculate, its lower end must exceed {recommendation.min_gain:.2f}.",
+        "whichever it is, the point is scored on prompts and timings that did not choose."
+    )
+    if not recommendation.confirmation:
+        yield "It is a prediction: no speculative decoding was run to confirm it."
+    yield f"To speculate, its lower end must exceed {recommendation.min_gain:.2f}."
+    yield (
         f"A clock sees {best.clock_acceptance_length:.2f} tokens per round (the last round of a text that ends is cut "
-        f"short), an engine's counters {best.acceptance_length.estimate:.2f}; the speed-up rests on the former.",
-        f"The least known timing is {accuracy.noisiest_cell}: "
-        + (
-            "timed too few times to tell its spread."
-            if accuracy.noisiest_half_width is None
-            else f"within {accuracy.noisiest_half_width:.3f} of itself or of a plain step, the longer."
-        ),
-        *(
-            [f"Parts measured apart miss rounds measured whole by {accuracy.worst_round_error:.3f} at worst."]
-            if accuracy.worst_round_error is not None
-            else []
-        ),
-        *(
+        f"short), an engine's counters {best.acceptance_length.estimate:.2f}; the speed-up rests on the former."
+    )
+
+
+def _doubts(recommendation: Recommendation) -> Iterator[str]:
+    """How well the costs are known, how far the formula is off, and every warning."""
+    accuracy = recommendation.accuracy
+    known = "timed too few times to tell its spread."
+    if accuracy.noisiest_half_width is not None:
+        known = f"within {accuracy.noisiest_half_width:.3f} of itself or of a plain step, the longer."
+    yield f"The least known timing is {accuracy.noisiest_cell}: {known}"
+    if accuracy.worst_round_error is not None:
+        yield f"Parts measured apart miss rounds measured whole by {accuracy.worst_round_error:.3f} at worst."
+    for fit in recommendation.formula:
+        yield (
             f"One α in (1 − α^(K+1))/(1 − α) for {fit.draft} at T = {fit.temperature:g}: {fit.alpha:.2f}, it "
             f"{fit.verdict}, off by {fit.largest_error:.3f} of the tokens per round at K = {fit.largest_error_at}. "
             + _formula_advice(fit)
-            for fit in recommendation.formula
-        ),
-        *(f"{notice.code}: {notice.message}; {notice.advice}." for notice in recommendation.warnings),
-    ]
-    return "## How sure\n\n" + "\n".join(f"- {line}" for line in lines)
+        )
+    yield from (f"{notice.code}: {notice.message}; {notice.advice}." for notice in recommendation.warnings)
 
 
 def _formula_advice(fit: FormulaFit) -> str:
@@ -320,7 +316,7 @@ def _applies_to(recommendation: Recommendation) -> str:
     applies = recommendation.applies_to
     versions = ", ".join(f"{name} {version}" for name, version in applies.versions.items())
     rows = [
-        ("target", applies.target),
+        (labels.TARGET, applies.target),
         ("hardware", f"{applies.hardware}; {applies.device}, {applies.threads} threads, {applies.dtype}"),
         ("engine", f"{applies.engine} ({versions})"),
         ("load", f"batch {applies.batch}, {applies.context_tokens} tokens of context"),
@@ -329,7 +325,7 @@ def _applies_to(recommendation: Recommendation) -> str:
             f"{applies.workload}, {applies.profiled_prompts} prompts, up to {applies.max_new_tokens} new tokens",
         ),
         ("sampling", f"top_p {applies.top_p:g}, top_k {applies.top_k}"),
-        ("measured", applies.profile_created_at),
+        (labels.MEASURED, applies.profile_created_at),
     ]
     return (
         "## What it applies to\n\n"

@@ -1,17 +1,19 @@
 """Do the intervals hold what they promise? Simulated workloads with realistic spread between prompts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import pytest
 
-from spectune.decide.fit import Setting
+from spectune.decide.confirmation import predicted_speedup
+from spectune.decide.fit import Setting, speedup_with_spread
+from spectune.decide.round_costs import RoundCosts
 from spectune.decide.selection import MIN_GAIN, decide
 from spectune.profile.costs import FOLDS
-from spectune.profile.manifest import Load
-from spectune.replay import count_rounds, rounds_variance, walk
-from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_t_interval, prediction_standard_error
+from spectune.replay import RowCounts, count_rounds, rounds_variance, walk
+from spectune.stats import Interval, log_ratio_interval
+from tests.profiles import fitted_settings, make_profile
 
 REPLICATES = 4000
 K, TOKENS = 4, 64
@@ -45,19 +47,40 @@ def truth(mean: float = 0.55) -> float:
     return float(many.emitted.sum() / many.rounds.sum())
 
 
-def intervals(sample: Prompts, others: int = 0) -> np.ndarray:  # [replicates, 2]
-    found = []
-    for emitted, rounds in zip(sample.emitted, sample.rounds, strict=True):
-        influence = log_ratio_influence(emitted, rounds)
-        error = prediction_standard_error(influence, 0.0, others) if others else np.sqrt(np.sum(influence**2))
-        interval = log_t_interval(emitted.sum() / rounds.sum(), float(error), effective_prompts(rounds))
-        found.append((interval.low, interval.high))
-    return np.array(found)
+def rows(emitted: np.ndarray, rounds: np.ndarray) -> RowCounts:
+    """Rounds that all have K proposals."""
+    k = np.array([K])
+    filled = np.zeros(len(rounds))
+    return RowCounts(emitted=emitted, rounds=rounds, draft_steps=k, nodes=k, by_shape=rounds[None], filled=filled)
+
+
+def costs(round_s: np.ndarray, plain_s: float = 1.0) -> RoundCosts:  # [draws] of a round of K proposals
+    """All of a round goes into verifying."""
+    nothing, draws = np.zeros((len(round_s), K + 1)), len(round_s)
+    verify = np.tile(round_s[:, None], K + 1)
+    return RoundCosts(plain_s=np.full(draws, plain_s), draft_s=nothing, verify_s=verify, overhead_s=nothing,
+                      catch_up_s=np.zeros(draws))  # fmt: skip
+
+
+EXACT = costs(np.ones(2))  # a round and a plain step take 1 s: the speed-up is the tokens of a round
+
+
+def ends(intervals: list[Interval]) -> np.ndarray:  # [2, replicates]
+    return np.array([(interval.low, interval.high) for interval in intervals]).T
+
+
+def confidence(sample: Prompts) -> np.ndarray:  # [2, replicates]
+    return ends([log_ratio_interval(*pair) for pair in zip(sample.emitted, sample.rounds, strict=True)])
+
+
+def prediction(sample: Prompts, others: int) -> np.ndarray:  # [2, replicates]
+    pairs = zip(sample.emitted, sample.rounds, strict=True)
+    return ends([predicted_speedup(rows(*pair), np.zeros(len(pair[0])), EXACT, others, 0.0) for pair in pairs])
 
 
 @pytest.mark.parametrize("prompts", [24, 36, 150])
 def test_confidence_intervals_cover_the_population(prompts) -> None:
-    low, high = intervals(population(np.random.default_rng(prompts), REPLICATES, prompts)).T
+    low, high = confidence(population(np.random.default_rng(prompts), REPLICATES, prompts))
     covered = np.mean((low <= truth()) & (truth() <= high))
     print(f"confidence, {prompts} prompts: {covered:.4f}")
     assert 0.93 <= covered <= 0.97
@@ -66,11 +89,11 @@ def test_confidence_intervals_cover_the_population(prompts) -> None:
 @pytest.mark.parametrize("prompts", [24, 36, 150])
 def test_prediction_intervals_cover_a_run_on_twelve_others(prompts) -> None:
     rng = np.random.default_rng(1000 + prompts)
-    low, high = intervals(population(rng, REPLICATES, prompts), others=12).T
+    low, high = prediction(population(rng, REPLICATES, prompts), others=12)
     run = population(rng, REPLICATES, 12)
     figures = run.emitted.sum(1) / run.rounds.sum(1)
     covered = np.mean((low <= figures) & (figures <= high))
-    narrow_low, narrow_high = intervals(population(rng, REPLICATES, prompts)).T
+    narrow_low, narrow_high = confidence(population(rng, REPLICATES, prompts))
     held = np.mean((narrow_low <= figures) & (figures <= narrow_high))
     print(f"prediction, {prompts} prompts: {covered:.4f}; a confidence interval holds {held:.4f}")
     assert 0.93 <= covered <= 0.97
@@ -83,19 +106,20 @@ def test_prediction_intervals_hold_where_replay_knows_each_texts_mean_only(promp
     rng, replicates = np.random.default_rng(prompts), 1500
     alpha = rng.beta(30, 20, size=replicates * (prompts + 12))  # prompts alike: chance within texts matters
     walked = walk(np.broadcast_to(alpha, (TOKENS, K, len(alpha))), depths=[K])
-    ends = np.full(len(alpha), TOKENS)
-    expected = count_rounds(walked, ends).rounds[0].reshape(replicates, -1)
-    variance = rounds_variance(walked, ends, K).reshape(replicates, -1)
+    lengths = np.full(len(alpha), TOKENS)
+    expected = count_rounds(walked, lengths).rounds[0].reshape(replicates, -1)
+    variance = rounds_variance(walked, lengths, K).reshape(replicates, -1)
     runs = np.minimum(rng.geometric(1 - alpha[:, None], size=(len(alpha), TOKENS)) - 1, K) + 1
     real = ((np.cumsum(runs, axis=1) < TOKENS).sum(axis=1) + 1).reshape(replicates, -1)
     covered, without = 0, 0
     for row in range(replicates):
-        rounds, figure = expected[row, :prompts], 12 * TOKENS / real[row, prompts:].sum()
-        emitted = np.full(prompts, float(TOKENS))
-        within = variance[row, :prompts].sum() / rounds.sum() ** 2
-        for counted, share in ((True, within), (False, 0.0)):
-            error = prediction_standard_error(log_ratio_influence(emitted, rounds), share, 12)
-            interval = log_t_interval(emitted.sum() / rounds.sum(), error, effective_prompts(rounds))
+        texts, figure = (
+            rows(np.full(prompts, float(TOKENS)), expected[row, :prompts]),
+            12 * TOKENS / real[row, prompts:].sum(),
+        )
+        chance = variance[row, :prompts]
+        for counted, given in ((True, chance), (False, 0 * chance)):
+            interval = predicted_speedup(texts, given, EXACT, 12, another_time=0.0)
             held = interval.low <= figure <= interval.high
             covered, without = covered + (held and counted), without + (held and not counted)
     print(
@@ -105,16 +129,23 @@ def test_prediction_intervals_hold_where_replay_knows_each_texts_mean_only(promp
     assert without / replicates < 0.93
 
 
-def equal_drafts(rng: np.random.Generator, true_speedup: float, prompts: int, drafts: int, passes: int = 40):
+@pytest.fixture(scope="module")
+def any_setting(tmp_path_factory) -> Setting:
+    return fitted_settings(make_profile(tmp_path_factory.mktemp("coverage") / "p", {0.0: 0.8}))[K - 1]
+
+
+def equal_drafts(
+    any_setting: Setting, rng: np.random.Generator, true_speedup: float, prompts: int, drafts: int, passes: int = 40
+):
     """Settings of equally good drafts on the same prompts, whose cost samples are noisy each for itself."""
     difficulty = rng.normal(0, 0.9, prompts)
     settings = []
     for _ in range(drafts):
         alpha = 1 / (1 + np.exp(-(difficulty + rng.normal(0, 0.5, prompts))))
         runs = np.minimum(rng.geometric(1 - alpha[:, None], size=(prompts, 30)) - 1, K) + 1
-        emitted, rounds = runs.sum(1).astype(float), np.full(prompts, 30.0)
+        texts = rows(runs.sum(1).astype(float), np.full(prompts, 30.0))
         # scaled so that the population's speed-up is exactly the wanted one
-        settings.append(_setting(rng, emitted, rounds, EXPECTED / true_speedup, passes))
+        settings.append(_setting(any_setting, rng, texts, EXPECTED / true_speedup, passes))
     return settings
 
 
@@ -127,43 +158,30 @@ def _mean_length() -> float:
 EXPECTED = _mean_length()
 
 
-def _setting(rng, emitted, rounds, round_s: float, passes: int) -> Setting:
+def _setting(any_setting: Setting, rng, texts: RowCounts, round_s: float, passes: int) -> Setting:
     """A plain step takes 1 s, a round `round_s`, each known from samples with 9% noise."""
     samples = round_s * np.exp(rng.normal(0, 0.09, passes))
     draws = rng.integers(passes, size=(400, passes))
-    resampled, median = np.median(samples[draws], axis=1), np.median(samples)
-    folds = np.arange(passes) % FOLDS
-    factors = np.array(
-        [[median / np.median(samples[folds == f]), median / np.median(samples[folds != f])] for f in range(FOLDS)]
-    )
-    seconds = rounds * median
-    influence, costs = log_ratio_influence(emitted, seconds), -np.log(resampled / median)
-    point, weight = emitted.sum() / seconds.sum(), effective_prompts(rounds)
-    error = float(np.hypot(np.sqrt(np.sum(influence**2)), np.std(costs)))
-    return Setting(
-        draft=f"d{rng.integers(1 << 30)}", method="draft_model", num_speculative_tokens=K, temperature=0.0,
-        load=Load(batch=1, context_tokens=100), speedup=log_t_interval(point, error, weight),
-        acceptance_length=Interval(estimate=2.0, low=None, high=None), clock_acceptance_length=2.0, plain_s=1.0,
-        draft_s=0.1, verify_s=1.0, overhead_s=0.0, round_s=median, effective_prompts=weight,
-        categories=np.array(["a"] * len(emitted)), emitted=emitted, rounds=rounds, seconds=seconds,
-        prompt_influence=influence, cost_influence=costs, fold_factors=factors, log_length_influence=influence,
-        proposed=1.0, accepted=1.0, conditional_acceptance_rate=[], cumulative_acceptance_rate=[],
-    )  # fmt: skip
+    medians = costs(np.concatenate([[np.median(samples)], np.median(samples[draws], axis=1)]))
+    fold = np.arange(passes) % FOLDS
+    sides = [[np.median(samples[(fold == f) == side]) for f in range(FOLDS)] for side in (True, False)]
+    speedup, spread = speedup_with_spread(texts, medians, [costs(np.array(side)) for side in sides])
+    return replace(any_setting, costs=medians, round=medians.times(texts), speedup=speedup, spread=spread, texts=texts)
 
 
-def test_confidence_intervals_cover_where_costs_are_noisy_too() -> None:
+def test_confidence_intervals_cover_where_costs_are_noisy_too(any_setting) -> None:
     rng = np.random.default_rng(11)
-    found = [equal_drafts(rng, 1.2, 36, 1, passes=12)[0].speedup for _ in range(REPLICATES)]
+    found = [equal_drafts(any_setting, rng, 1.2, 36, 1, passes=12)[0].speedup for _ in range(REPLICATES)]
     covered = np.mean([interval.low <= 1.2 <= interval.high for interval in found])
     print(f"confidence with noisy costs, 36 prompts: {covered:.4f}")
     assert 0.93 <= covered <= 0.97
 
 
-def test_eight_equal_drafts_at_the_bound_seldom_say_speculate_and_quote_no_luck() -> None:
+def test_eight_equal_drafts_at_the_bound_seldom_say_speculate_and_quote_no_luck(any_setting) -> None:
     rng = np.random.default_rng(7)
     said, quoted, naive_said, naive, profiles = 0, [], 0, [], REPLICATES // 2  # of eight drafts each
     for _ in range(profiles):
-        settings = equal_drafts(rng, MIN_GAIN, 36, 8)
+        settings = equal_drafts(any_setting, rng, MIN_GAIN, 36, 8)
         decision = decide(settings)
         said += decision.verdict == "speculate"
         quoted.append(decision.speedup.estimate)

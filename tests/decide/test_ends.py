@@ -15,9 +15,9 @@ def test_a_short_cut_tape_and_a_long_one_agree(tmp_path) -> None:
     short = fitted_settings(make_profile(tmp_path / "64", {0.0: 0.8}, prompts=150, tokens=64, **costs))
     long = fitted_settings(make_profile(tmp_path / "1024", {0.0: 0.8}, prompts=150, tokens=1024, **costs))
     for one, other in zip(short, long, strict=True):
-        assert overlap(one.acceptance_length, other.acceptance_length)
+        assert overlap(one.acceptance.length, other.acceptance.length)
         assert overlap(one.speedup, other.speedup)
-        assert one.acceptance_length.estimate == pytest.approx(
+        assert one.acceptance.length.estimate == pytest.approx(
             expected_tokens(0.8, one.num_speculative_tokens), rel=0.04
         )
     best, again = choose(short), choose(long)
@@ -33,7 +33,7 @@ def overlap(one: Interval, other: Interval) -> bool:
 
 def clock_lengths(tmp_path, tokens: int) -> dict[int, float]:
     profile = make_profile(tmp_path / f"limit{tokens}", {0.0: 0.8}, prompts=150, tokens=tokens, end="limit", max_k=12)
-    return {s.num_speculative_tokens: s.clock_acceptance_length for s in fitted_settings(profile)}
+    return {s.num_speculative_tokens: s.acceptance.clock_length for s in fitted_settings(profile)}
 
 
 def test_ended_texts_count_in_full_and_cut_ones_by_complete_rounds(tmp_path) -> None:
@@ -42,16 +42,16 @@ def test_ended_texts_count_in_full_and_cut_ones_by_complete_rounds(tmp_path) -> 
         for end in ("eos", "cut")
     )
     for clock, complete in zip(ended, cut, strict=True):
-        assert clock.acceptance_length == complete.acceptance_length  # per complete round, whatever the end
-        assert complete.clock_acceptance_length == pytest.approx(complete.acceptance_length.estimate)
-        assert clock.emitted.sum() == 60 * 40
-        assert clock.clock_acceptance_length < complete.clock_acceptance_length
+        assert clock.acceptance.length == complete.acceptance.length  # per complete round, whatever the end
+        assert complete.acceptance.clock_length == pytest.approx(complete.acceptance.length.estimate)
+        assert clock.texts.emitted.sum() == 60 * 40
+        assert clock.acceptance.clock_length < complete.acceptance.clock_length
         k = clock.num_speculative_tokens
         chances = 0.7 ** np.arange(k + 1) * np.r_[np.full(k, 0.3), 1.0]
         sizes = np.arange(1, k + 2)
         delta = (chances @ sizes**2 / (chances @ sizes) - 1) / 2
-        expected = complete.acceptance_length.estimate * 40 / (40 + delta)
-        assert clock.clock_acceptance_length == pytest.approx(expected, rel=0.01)
+        expected = complete.acceptance.length.estimate * 40 / (40 + delta)
+        assert clock.acceptance.clock_length == pytest.approx(expected, rel=0.01)
 
 
 def test_replies_shorter_than_k_still_have_an_answer(tmp_path) -> None:

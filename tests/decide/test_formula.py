@@ -45,7 +45,7 @@ def test_bursts_mislead_it_and_the_reader_is_told(tmp_path) -> None:
     settings = fitted_settings(profile)
     (fit,) = fit_formula(settings)
     assert fit.verdict == "misleads"
-    worst = settings[fit.largest_error_at - 1].acceptance_length.estimate
+    worst = settings[fit.largest_error_at - 1].acceptance.length.estimate
     assert fit.largest_error == pytest.approx(expected_tokens(fit.alpha, fit.largest_error_at) / worst - 1)
     assert abs(fit.largest_error) > 0.02
     assert "formula" in {warning.code for warning in recommend(profile).warnings}

@@ -18,8 +18,8 @@ def test_settings_recover_the_known_acceptance_and_costs(tmp_path) -> None:
         tokens = expected_tokens(0.8, k)
         knots = np.interp(k, [0, 1, 4], [0.001, 0.002, 0.002])
         round_s = 0.01 * k + 0.105 + knots
-        assert setting.acceptance_length.estimate == pytest.approx(tokens, rel=0.03)
-        assert setting.round_s == pytest.approx(round_s, rel=1e-9)
+        assert setting.acceptance.length.estimate == pytest.approx(tokens, rel=0.03)
+        assert setting.round.round_s == pytest.approx(round_s, rel=1e-9)
         assert setting.speedup.estimate == pytest.approx(tokens * 0.101 / round_s, rel=0.03)
         assert setting.speedup.low < setting.speedup.estimate < setting.speedup.high
     assert fit_formula(fitted_settings(profile))[0].alpha == pytest.approx(0.8, abs=0.02)
@@ -29,7 +29,7 @@ def test_a_sampled_draft_is_replayed_by_the_ratio(tmp_path) -> None:
     profile = make_profile(tmp_path / "p", {1.0: 0.6}, prompts=40)
     settings = fitted_settings(profile)
     for setting in settings:  # every w is exactly 0.6
-        assert setting.acceptance_length.estimate == pytest.approx(
+        assert setting.acceptance.length.estimate == pytest.approx(
             expected_tokens(0.6, setting.num_speculative_tokens), rel=0.01
         )
 

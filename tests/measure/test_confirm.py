@@ -8,10 +8,9 @@ import pytest
 
 from spectune.cli.app import run
 from spectune.decide.confirmation import confirmation
-from spectune.decide.fit import draft_record, whole_texts
+from spectune.decide.evidence import confirmed_evidence, whole_texts
 from spectune.decide.plan import recommend
 from spectune.profile import schemas
-from spectune.profile.costs import CostCells
 from spectune.profile.store import load_profile
 from spectune.profile.tables import to_arrow
 from spectune.report.skill import machine_change
@@ -55,11 +54,10 @@ def test_real_decoding_takes_the_rounds_that_replay_says(profiled, capsys) -> No
     runs = profile.confirmed.runs.to_pandas()
     for spec in (draft, "ngram:min=1,max=4"):
         for k in (1, 2, 4):
-            mine = runs[(runs["draft"] == spec) & (runs["num_speculative_tokens"] == k) & (runs["temperature"] == 0)]
-            record, confirmed_tape = draft_record(profile, spec), profile.confirmed.tape
-            rows, variance = whole_texts(profile, confirmed_tape, profile.confirmed.acceptance, record, 0.0, k, 24)
-            assert rows.rounds.tolist() == mine["rounds"].tolist()
-            assert rows.emitted.tolist() == mine["tokens"].tolist()
+            own = runs[(runs["draft"] == spec) & (runs["depth"] == k) & (runs["temperature"] == 0)]
+            rows, variance = whole_texts(confirmed_evidence(profile)[spec, 0.0], k, 24)
+            assert rows.rounds.tolist() == own["rounds"].tolist()
+            assert rows.emitted.tolist() == own["tokens"].tolist()
             assert not variance.any()
 
 
@@ -92,7 +90,7 @@ def test_the_skill_shows_predicted_against_measured(profiled, capsys, tmp_path) 
     assert "## Predicted against measured" in markdown
     assert f"{seen['settings'][0]['measured_speedup']:.2f}×" in markdown
     saved = load_profile(directory)
-    again = confirmation(saved, CostCells.of(saved.costs), fitted_settings(saved))
+    again = confirmation(saved, fitted_settings(saved))
     assert again.settings[0].measured_speedup == seen["settings"][0]["measured_speedup"]
 
 

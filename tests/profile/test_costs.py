@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from spectune.decide.plan import recommend
-from spectune.decide.round_costs import judged_rounds
+from spectune.decide.round_costs import round_errors
 from spectune.errors import ProfileError
 from spectune.measure.cost import Cell, _Samples
 from spectune.profile import schemas
@@ -80,10 +80,10 @@ def test_few_samples_are_not_cut_into_folds(costs) -> None:
 
 def test_overheads_below_zero_are_known_by_their_spread_too(costs) -> None:
     odd = costs.copy()
-    mine = (odd["part"] == "overhead") & (odd["tokens"] == 4)
-    odd.loc[mine, "seconds"] = np.random.default_rng(0).normal(-0.001, 0.05, mine.sum())
+    chosen = (odd["part"] == "overhead") & (odd["draft_steps"] == 4)
+    odd.loc[chosen, "seconds"] = np.random.default_rng(0).normal(-0.001, 0.05, chosen.sum())
     key, width = cells_of(odd).noisiest
-    assert (key.part, key.tokens) == ("overhead", 4)
+    assert (key.part, key.draft_steps, key.tokens) == ("overhead", 4, 5)
     assert width > 0.1
 
 
@@ -133,14 +133,13 @@ def test_plain_steps_which_every_ratio_rests_on_are_timed_four_times_a_pass() ->
 def test_whole_rounds_at_other_depths_judge_the_sum_of_the_parts(tmp_path) -> None:
     profile = make_profile(tmp_path / "p", {0.0: 0.8}, noise=0.0, max_k=8)
     costs = profile.costs.to_pandas()
-    whole = costs[(costs["part"] == "overhead") & (costs["tokens"] == 8)].copy()
+    whole = costs[(costs["part"] == "overhead") & (costs["draft_steps"] == 8)].copy()
     whole["part"], whole["seconds"] = "round", (8 * 0.01 + 0.105 + 0.002) * 1.1
-    rounds = costs[(costs["part"] == "overhead") & (costs["tokens"] == 1)].copy()
+    rounds = costs[(costs["part"] == "overhead") & (costs["draft_steps"] == 1)].copy()
     rounds["part"] = "round"
-
-    (judged,) = judged_rounds(profile, cells_of(pd.concat([costs, whole, rounds], ignore_index=True)))
-    assert (judged.num_speculative_tokens, judged.greedy) == (8, True)
-    assert judged.error == pytest.approx(1 / 1.1 - 1, abs=1e-6)
+    ((key, error),) = round_errors(profile, cells_of(pd.concat([costs, whole, rounds], ignore_index=True))).items()
+    assert (key.draft_steps, key.tokens, key.greedy) == (8, 9, True)
+    assert error == pytest.approx(1 / 1.1 - 1, abs=1e-6)
 
 
 def test_other_loads_have_their_own_answer_and_the_turn_is_between_them(tmp_path) -> None:

@@ -1,0 +1,118 @@
+"""The answer in sentences: why, what stands between the data and a verdict, and what the reader must know."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+
+from spectune.decide.fit import Setting
+from spectune.decide.formula import FormulaFit
+from spectune.decide.recommendation import Candidate, LoadAnswer
+from spectune.decide.selection import MIN_GAIN, Decision
+from spectune.drafting_spec import Method
+from spectune.profile.manifest import Notice
+from spectune.stats import FEW_EFFECTIVE_PROMPTS, MIN_EFFECTIVE_PROMPTS
+
+
+def reasons(decision: Decision, best: Candidate, by_load: Sequence[LoadAnswer]) -> list[str]:
+    """Why, in the terms of the round: what it emits, what it takes, and what would turn the answer."""
+    k, ms = best.num_speculative_tokens, 1e3
+    return [
+        *_why_open(decision),
+        f"a round of {best.draft} at K = {k} emits {best.acceptance_length.estimate:.2f} tokens "
+        f"and takes {best.round_in_plain_steps:.2f} plain steps",
+        f"of its {best.round_s * ms:.1f} ms, verifying takes {best.verify_s * ms:.1f} ms, drafting "
+        f"{best.draft_s * ms:.1f} ms, the loop {best.overhead_s * ms:.1f} ms; "
+        f"a plain step takes {best.plain_s * ms:.1f} ms",
+        _break_even(best, decision.setting.evidence.drafting),
+        *_flips(by_load, "batch"),
+        *_flips(by_load, "context"),
+    ]
+
+
+def _why_open(decision: Decision) -> Iterator[str]:
+    """What stands between the data and a verdict, where there is none."""
+    low, high, prompts = decision.speedup.low, decision.speedup.high, decision.setting.effective_prompts
+    if decision.verdict != "insufficient-data":
+        return
+    if prompts < MIN_EFFECTIVE_PROMPTS:
+        yield f"{prompts:.0f} effective prompts are fewer than the {MIN_EFFECTIVE_PROMPTS} that a verdict takes"
+    elif low is not None and high is not None and low <= MIN_GAIN <= high:
+        yield f"the interval holds {MIN_GAIN:g}, the least gain that counts"
+
+
+def _break_even(best: Candidate, drafting: Method) -> str:
+    k, most = best.num_speculative_tokens, best.num_speculative_tokens + 1  # tokens that a round emits
+    if most * best.plain_s < best.verify_s + best.overhead_s:
+        return f"even a free and perfect draft loses at K = {k}: verifying alone takes longer than {most} plain steps"
+    if best.break_even_alpha is None:
+        return f"even a perfect draft loses at K = {k}: the round takes longer than {most} plain steps"
+    proposing = " of K tokens proposed in every round" if drafting.evidence == "start" else ""
+    return (
+        f"it breaks even at {best.round_in_plain_steps:.2f} tokens a round, "
+        f"an acceptance of {best.break_even_alpha:.2f} at every position{proposing}"
+    )
+
+
+def _flips(answers: Sequence[LoadAnswer], axis: str) -> Iterator[str]:
+    """Where the verdict changes between neighbouring loads: an interval, nothing being measured inside it."""
+
+    def place(answer: LoadAnswer) -> tuple[int, int]:
+        pair = answer.batch, answer.context_tokens
+        return pair[::-1] if axis == "batch" else pair
+
+    for fixed, line in groupby(sorted(answers, key=place), key=lambda answer: place(answer)[0]):
+        at = f"{fixed} tokens of context" if axis == "batch" else f"batch {fixed}"
+        for before, after in pairwise(line):
+            if before.verdict != after.verdict:
+                low, high = place(before)[1], place(after)[1]
+                yield f"between {axis} {low} ({before.verdict}) and {high} ({after.verdict}) it turns, at {at}"
+
+
+def notices(decision: Decision, settings: Sequence[Setting], formula: Sequence[FormulaFit]) -> list[Notice]:
+    """What makes the figures of little worth, or others' advice wrong."""
+    best = decision.setting
+    dead = [_dead(s) for s in settings if s.num_speculative_tokens == 1 and s.acceptance.accepted_tokens == 0]
+    misleading = [
+        _misleading(fit)
+        for fit in formula
+        if fit.verdict == "misleads" and (fit.draft, fit.temperature) == (best.draft, best.temperature)
+    ]
+    return [*dead, *_few(best), *misleading, *_noisy(decision), *_unconfirmed(decision)]
+
+
+def _dead(setting: Setting) -> Notice:
+    proposed = setting.acceptance.proposed_tokens
+    message = f"{setting.draft} had none of {proposed:.0f} proposals accepted at T = {setting.temperature:g}"
+    if proposed == 0:
+        message = f"{setting.draft} proposed nothing at T = {setting.temperature:g}"
+    advice = "check that the draft is of the target's family, its weights are whole and its chat template is the same"
+    if setting.evidence.drafting.weights == "none":
+        advice = "the outputs repeat nothing of the prompts; n-gram drafts do not suit this workload"
+    return Notice(code="dead-draft", message=message, advice=advice)
+
+
+def _few(best: Setting) -> Iterator[Notice]:
+    if best.effective_prompts < FEW_EFFECTIVE_PROMPTS:
+        message = f"the figures rest on {best.effective_prompts:.0f} effective prompts"
+        yield Notice(code="few-prompts", message=message, advice=f"give {FEW_EFFECTIVE_PROMPTS} or more")
+
+
+def _misleading(fit: FormulaFit) -> Notice:
+    message = (
+        f"with its best α = {fit.alpha:.2f} it is off by {fit.largest_error:+.0%} at K = "
+        f"{fit.largest_error_at} for {fit.draft}, beyond chance"
+    )
+    return Notice(code="formula", message=message, advice="trust the replayed tokens per round instead")
+
+
+def _noisy(decision: Decision) -> Iterator[Notice]:
+    if decision.noisy:
+        message = "the timings are too noisy to decide: they widen the interval more than the prompts do"
+        advice = "profile on a quiet machine, or with more --budget-s"
+        yield Notice(code="noisy-costs", message=message, advice=advice)
+
+
+def _unconfirmed(decision: Decision) -> Iterator[Notice]:
+    predicted, decoded = decision.speedup.low, decision.decoded
+    if decoded and predicted is not None and predicted > MIN_GAIN and decoded.measured_speedup <= MIN_GAIN:
+        message = f"real decoding of held-out prompts gained {decoded.measured_speedup:.2f}× only"
+        yield Notice(code="unconfirmed", message=message, advice="profile more prompts and confirm again")
