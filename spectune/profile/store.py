@@ -87,13 +87,13 @@ def save_confirmation(
     `confirmation` is a ConfirmationRecord without its `tables`, which are confirmed_tape, confirmed_acceptance and
     confirmed_runs. A profile of an earlier schema version is written anew. Raises: ProfileError where it cannot be.
     """
-    profile = load_profile(directory)
+    stored, profile = _manifest_object(directory), load_profile(directory)
     manifest = profile.manifest.model_dump(mode="json")
     with _replacing(directory, "copy the profile to where you may write") as partial:
         shutil.copytree(directory, partial)
-        manifest["tables"] = {
-            name: store(getattr(profile, name), partial / f"{name}.parquet") for name in schemas.MEASURED
-        }
+        if earlier(stored["schema_version"]):
+            paths = {name: partial / f"{name}.parquet" for name in schemas.MEASURED}
+            manifest["tables"] = {name: store(getattr(profile, name), path) for name, path in paths.items()}
         digests = _write_tables(tables, schemas.CONFIRMED, partial)
         _write_manifest({**manifest, "confirmation": {**confirmation, "tables": digests}}, partial)
     return load_profile(directory)
