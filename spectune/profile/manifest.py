@@ -46,8 +46,8 @@ class ModelRecord(_Record):
     vocab_size: Count | None
     embedding_rows: Count | None = None  # padding included
     max_positions: Count | None
-    revision: str | None
-    digest: Sha256 | None
+    revision: str | None  # on the hub
+    digest: Sha256 | None  # of the files in a folder
 
 
 class DraftRecord(_Record):
@@ -67,13 +67,13 @@ class Environment(_Record):
     """Where the figures were measured."""
 
     hardware: str
-    device: str
-    threads: Count
+    device: str  # cpu, cuda:0, …
+    threads: Count  # of torch
     dtype: str
     platform: str
-    versions: dict[str, str]
-    git_commit: str | None
-    load_average: float | None
+    versions: dict[str, str]  # of libraries, by name
+    git_commit: str | None  # of the folder that the command ran in
+    load_average: float | None  # of the last minute, when measuring began
 
 
 MACHINE = ("hardware", "device", "threads")
@@ -89,7 +89,7 @@ class WorkloadRecord(_Record):
     hash: Sha256
     prompts: Count
     held_out: Count
-    categories: dict[str, Count]
+    categories: dict[str, Count]  # prompts by label
     chat_template_digest: Sha256 | None
 
 
@@ -104,16 +104,16 @@ class Settings(_Record):
     """What was asked for; costs are measured at each load, the first of which is the main one."""
 
     temperatures: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1), AfterValidator(_distinct)]
-    default_temperature: float | None
-    top_p: float
-    top_k: Count
+    default_temperature: float | None  # the target's own
+    top_p: float  # 1 is off
+    top_k: Count  # 0 is off
     max_k: Annotated[int, Field(ge=1, le=LONGEST)]
     max_new_tokens: Annotated[int, Field(ge=1)]
     limit_tokens: Annotated[int, Field(ge=1)] | None  # where the workload's own requests end
     loads: Annotated[list[Load], Field(min_length=1)]
     budget_s: Annotated[float, Field(gt=0)]
-    engine: str
-    command: str
+    engine: str  # what the answer is for
+    command: str  # as it was typed
 
 
 class Counts(_Record):
@@ -121,8 +121,8 @@ class Counts(_Record):
 
     continuations: Count
     tokens: Count
-    skipped_prompts: Count
-    ended: Count
+    skipped_prompts: Count  # too long for the models
+    ended: Count  # continuations that end of themselves
     repeating: dict[str, Count]  # continuations that repeat one of their 8-grams, by temperature
 
 
@@ -152,8 +152,8 @@ class Manifest(_Record):
     settings: Settings
     counts: Counts
     warnings: list[Notice]
-    tables: dict[str, Sha256]
-    run: Run
+    tables: dict[str, Sha256]  # digests of the files
+    run: Run  # every option of spectune profile, by its name
     confirmation: ConfirmationRecord | None = None
 
     @property

@@ -13,8 +13,8 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
 
 TAPE = pa.schema(
     [
-        _required("continuation", pa.int32()),
-        _required("prompt_id", pa.string()),
+        _required("continuation", pa.int32()),  # its number
+        _required("prompt_id", pa.string()),  # SHA-256 over label and raw messages
         _required("category", pa.string()),
         _required("temperature", pa.float64()),
         _required("end", pa.string()),  # eos, limit (the workload's) or cut (the tape's)
@@ -29,8 +29,8 @@ TAPE = pa.schema(
 )
 ACCEPTANCE = pa.schema(
     [
-        _required("draft", pa.string()),
-        _required("continuation", pa.int32()),
+        _required("draft", pa.string()),  # its SPEC
+        _required("continuation", pa.int32()),  # of the tape
         pa.field("draft_logprobs", pa.list_(pa.float32())),  # nats, after the sampling transform
         pa.field("argmax_hits", pa.list_(pa.bool_())),  # the draft's likeliest token is the one written
         pa.field("ranks", pa.list_(pa.int32())),  # of the token written, 1 = likeliest
@@ -48,15 +48,15 @@ COSTS = pa.schema(
         _required("mode", pa.string()),  # eager or graph
         pa.field("draft_steps", pa.int32()),  # of a round; null for a forward alone
         _required("tokens", pa.int32()),  # n: of a forward, of a round those that the target verifies
-        _required("batch", pa.int32()),
-        _required("context_tokens", pa.int32()),
+        _required("batch", pa.int32()),  # sequences side by side
+        _required("context_tokens", pa.int32()),  # cached in each
         _required("measurement_pass", pa.int32()),  # cells of one pass ran next to each other
         _required("seconds", pa.float64()),
     ]
 )
 HELD_OUT = pa.schema(
     [
-        _required("prompt_id", pa.string()),
+        _required("prompt_id", pa.string()),  # SHA-256 over label and raw messages
         _required("category", pa.string()),
         pa.field("prompt_token_ids", pa.list_(pa.int32())),  # null in a profile without text
     ]
@@ -69,7 +69,7 @@ RUNS = pa.schema(
         _required("temperature", pa.float64()),
         _required("engine", pa.string()),
         _required("mode", pa.string()),
-        _required("prompt_id", pa.string()),
+        _required("prompt_id", pa.string()),  # SHA-256 over label and raw messages
         _required("tokens", pa.int32()),  # kept: up to the end or the limit
         _required("rounds", pa.int32()),
         _required("accepted", pa.int32()),
