@@ -59,7 +59,7 @@ def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progres
     drafts = _drafts(model, profile, request, progress)
     runs, continuations = _decode_all(model, drafts, prompts, profile, request, progress)
     categories = {prompt.id: prompt.category for prompt in prompts}
-    tape = tape_table(scored_rows(continuations, target.scored(continuations), categories, target.eos_token_ids))
+    tape = tape_table(scored_rows(continuations, target.scored(continuations), categories, target.facts.eos_token_ids))
     max_k = profile.manifest.settings.max_k
     tables = {
         "confirmed_tape": without_text(tape) if profile.manifest.run.no_text else tape,
@@ -102,7 +102,7 @@ def _read_again(prompt_ids: list[str], target: TextSource, profile: Profile, wor
 
     Raises: ConfigError where they are not there; ProfileError where the target reads them otherwise now.
     """
-    if target.chat_template_digest != profile.manifest.workload.chat_template_digest:
+    if target.facts.chat_template_digest != profile.manifest.workload.chat_template_digest:
         raise ProfileError("the target's chat template is another than when it was profiled", "profile again")
     written = {prompt.id: prompt for prompt in load_workload(workload).prompts}
     missing = len(set(prompt_ids) - set(written))

@@ -1,7 +1,8 @@
 """`spectune profile` from end to end: workload, tape, acceptance, costs, profile."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -29,7 +30,7 @@ from spectune.measure.tape import (
 )
 from spectune.profile import schemas
 from spectune.profile.costs import KNOWN_WITHIN, CostCells
-from spectune.profile.manifest import LASTING, Load, Notice
+from spectune.profile.manifest import LASTING, DraftRecord, Environment, Load, ModelRecord, Notice
 from spectune.profile.run import Run, differences
 from spectune.profile.store import Profile, load_profile, save_profile
 from spectune.profile.tables import to_arrow
@@ -49,7 +50,9 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
     there = None if request.force else _there(request)
     with _timed("load"):
         prepared = prepare(request.run, progress)
-    identity = _identity(request.run, prepared)
+    recorded = load_profile(Path(request.run.tape)) if request.run.tape else None
+    facts, machine = prepared.target.facts, environment(prepared.timed)
+    identity = _identity(request.run, prepared.workload.hash, facts.record, prepared.records, machine, recorded)
     shards = Shards(request.output, identity, request.force or there is not None)
     if there is not None:
         _require_equal(there, identity, request)
@@ -94,36 +97,34 @@ def _there(request: ProfileRequest) -> Profile | None:
 
 
 def _require_equal(there: Profile, identity: Mapping[str, Any], request: ProfileRequest) -> None:
-    before = _identity_of(there)
+    manifest = there.manifest
+    before = _identity(
+        manifest.run, manifest.workload.hash, manifest.target, manifest.drafts, manifest.environment, there
+    )
+    before |= {"spectune version": manifest.spectune_version}
     other = [name for name in identity if identity[name] != before[name]]
     if other:
         problem = f"{request.output} holds a profile of another {' and '.join(other)}"
         raise ProfileError(problem, "--force measures anew in its place; or choose another -o")
 
 
-def _identity(run: Run, prepared: Prepared) -> dict[str, Any]:
+def _identity(
+    run: Run,
+    workload_hash: str,
+    target: ModelRecord,
+    drafts: Sequence[DraftRecord],
+    machine: Environment,
+    recorded: Profile | None,  # whose texts are replayed on, where they are another profile's
+) -> dict[str, Any]:
     """What must be equal for a tape to be the same, byte by byte."""
     return {
         "run": differences(Run(), run),
         "spectune version": spectune.__version__,
-        "workload": prepared.workload.hash,
-        "target": prepared.target.record.model_dump(),
-        "draft": [record.model_dump() for record in prepared.records],
-        "machine": environment(prepared.timed).model_dump(include=set(LASTING)),
-        "tape": _texts(load_profile(Path(run.tape))) if run.tape else None,
-    }
-
-
-def _identity_of(there: Profile) -> dict[str, Any]:
-    manifest = there.manifest
-    return {
-        "run": differences(Run(), manifest.run),
-        "spectune version": manifest.spectune_version,
-        "workload": manifest.workload.hash,
-        "target": manifest.target.model_dump(),
-        "draft": [record.model_dump() for record in manifest.drafts],
-        "machine": manifest.environment.model_dump(include=set(LASTING)),
-        "tape": _texts(there) if manifest.run.tape else None,
+        "workload": workload_hash,
+        "target": target.model_dump(),
+        "draft": [draft.model_dump() for draft in drafts],
+        "machine": machine.model_dump(include=set(LASTING)),
+        "tape": _texts(recorded) if recorded and run.tape else None,
     }
 
 
@@ -166,8 +167,8 @@ def _recorded_before(directory: Path, run: Run, prepared: Prepared) -> pd.DataFr
     Raises: ProfileError naming what differs.
     """
     there = load_profile(directory)
-    settings, target = there.manifest.settings, prepared.target.record
-    defaults = prepared.target.defaults
+    settings, target = there.manifest.settings, prepared.target.facts.record
+    defaults = prepared.target.facts.defaults
     tape: pd.DataFrame = there.tape.to_pandas()
     prompts = [prompt for prompt in prepared.prompts for _ in prepared.samplings]
     same = {
@@ -186,16 +187,12 @@ def _recorded_before(directory: Path, run: Run, prepared: Prepared) -> pd.DataFr
     return tape
 
 
-class _timed:  # noqa: N801 - reads as a statement
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-
-    def __enter__(self) -> None:
-        self._began = perf_counter()
-        log.info("%s begins", self._stage)
-
-    def __exit__(self, *_: object) -> None:
-        log.info("%s took %.1f s", self._stage, perf_counter() - self._began)
+@contextmanager
+def _timed(stage: str) -> Iterator[None]:
+    began = perf_counter()
+    log.info("%s begins", stage)
+    yield
+    log.info("%s took %.1f s", stage, perf_counter() - began)
 
 
 def _cost_settings(run: Run, prepared: Prepared, tape: pd.DataFrame) -> CostSettings:
@@ -225,7 +222,7 @@ def _manifest(
     request: ProfileRequest, prepared: Prepared, tape: pd.DataFrame, cost_settings: CostSettings, costs: pd.DataFrame
 ) -> dict[str, Any]:
     repeating = repeating_rows(tape)
-    workload, run, defaults = prepared.workload, request.run, prepared.target.defaults
+    workload, run, defaults = prepared.workload, request.run, prepared.target.facts.defaults
     return {
         "schema_version": schemas.SCHEMA_VERSION,
         "spectune_version": spectune.__version__,
@@ -238,9 +235,9 @@ def _manifest(
             "prompts": len(workload.prompts),
             "held_out": len(workload.held_out),
             "categories": workload.categories,
-            "chat_template_digest": prepared.target.chat_template_digest,
+            "chat_template_digest": prepared.target.facts.chat_template_digest,
         },
-        "target": prepared.target.record.model_dump(),
+        "target": prepared.target.facts.record.model_dump(),
         "drafts": [record.model_dump() for record in prepared.records],
         "settings": {
             "temperatures": [sampling.temperature for sampling in prepared.samplings],
@@ -290,7 +287,7 @@ def _notices(
         message = f"{which}; the worst, {cell}, {known}"
         advice = f"a longer --budget-s than {run.budget_s:g} settles it, on a quiet machine"
         found.append(Notice(code="noise", message=message, advice=advice))
-    for name, value in prepared.target.defaults.not_applied.items():
+    for name, value in prepared.target.facts.defaults.not_applied.items():
         message = f"the target's generation_config sets {name} = {value}, which was not applied"
         found.append(Notice(code="sampling", message=message, advice="engines that apply it sample from another law"))
     return found

@@ -96,7 +96,7 @@ def prepare(run: Run, progress: Progress) -> Prepared:
     model = load(run.target)
     drafts = {spec: open_draft(draft_spec(spec), model, load) for spec in specs}
     target = LocalTarget(model)
-    samplings = _samplings(run, target.defaults)
+    samplings = _samplings(run, target.facts.defaults)
     limit = min(one.max_positions for one in [model, *(draft.model for draft in drafts.values() if draft.model)])
     if run.context and max(run.context) + run.max_k + 1 > limit:
         raise ConfigError(f"--context {max(run.context)} does not fit the models' {limit} positions", "give less")

@@ -20,27 +20,22 @@ from spectune.workload.prompts import Message
 _ROWS_AT_ONCE = 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """What a target says of itself."""
+
+    record: ModelRecord  # null in it what it does not tell
+    defaults: SamplingDefaults  # how it samples where nobody says
+    eos_token_ids: Collection[int]
+    chat_template_digest: str | None  # None where prompts go in untemplated, or it is not known
+
+
 class TextSource(Protocol):
     """A target as far as its texts go: a model in memory; one behind a server, or its logs, can be another."""
 
     @property
-    def record(self) -> ModelRecord:
-        """Which weights; null what it does not tell."""
-        ...
-
-    @property
-    def defaults(self) -> SamplingDefaults:
-        """How it samples where nobody says."""
-        ...
-
-    @property
-    def chat_template_digest(self) -> str | None:
-        """SHA-256 of its chat template; None where prompts go in untemplated, or it is not known."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> Collection[int]:
-        """Tokens that end a continuation."""
+    def facts(self) -> SourceFacts:
+        """What it says of itself."""
         ...
 
     def prompt_token_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -48,14 +43,9 @@ class TextSource(Protocol):
         ...
 
     def continued(
-        self,
-        prompts: Sequence[TapePrompt],
-        samplings: Sequence[Sampling],
-        max_new_tokens: int,
-        seed: int,
-        progress: Progress,
+        self, prompts: Sequence[TapePrompt], samplings: Sequence[Sampling], length: int, seed: int, progress: Progress
     ) -> list[TapeRow]:
-        """Its own texts for every prompt under every sampling, in the order prompts × samplings."""
+        """Its own texts of at most `length` tokens for every prompt under every sampling, prompts × samplings."""
         ...
 
     def scored(self, texts: Sequence[Continuation], layers: Sequence[int] = ()) -> list[Scored]:
@@ -63,46 +53,27 @@ class TextSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class LocalTarget:
     """A language model in memory."""
 
-    model: LanguageModel
-
-    @property
-    def record(self) -> ModelRecord:
-        """Which weights."""
-        return model_record(self.model)
-
-    @property
-    def defaults(self) -> SamplingDefaults:
-        """Of its generation_config."""
-        return sampling_defaults(self.model)
-
-    @property
-    def chat_template_digest(self) -> str | None:
-        """Of its tokenizer."""
-        return self.model.chat_template_digest
-
-    @property
-    def eos_token_ids(self) -> Collection[int]:
-        """Of its generation_config, else its tokenizer."""
-        return self.model.eos_token_ids
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.facts = SourceFacts(
+            record=model_record(model),
+            defaults=sampling_defaults(model),
+            eos_token_ids=model.eos_token_ids,
+            chat_template_digest=model.chat_template_digest,
+        )
 
     def prompt_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """Through its chat template."""
-        return prompt_token_ids(self.model, messages)
+        return prompt_token_ids(self._model, messages)
 
     def continued(
-        self,
-        prompts: Sequence[TapePrompt],
-        samplings: Sequence[Sampling],
-        max_new_tokens: int,
-        seed: int,
-        progress: Progress,
+        self, prompts: Sequence[TapePrompt], samplings: Sequence[Sampling], length: int, seed: int, progress: Progress
     ) -> list[TapeRow]:
         """Decoded side by side."""
-        return record_tape(self.model, prompts, samplings, max_new_tokens, seed, progress)
+        return record_tape(self._model, prompts, samplings, length, seed, progress)
 
     def scored(self, texts: Sequence[Continuation], layers: Sequence[int] = ()) -> list[Scored]:
         """From passes over prompt and text."""
@@ -110,7 +81,7 @@ class LocalTarget:
         for first in range(0, len(texts), _ROWS_AT_ONCE):
             batch = texts[first : first + _ROWS_AT_ONCE]
             prompts, written = [text.prompt_token_ids for text in batch], [text.token_ids for text in batch]
-            passes = teacher_forced(self.model, prompts, written, layers)
+            passes = teacher_forced(self._model, prompts, written, layers)
             scored += [_scored(text, forward) for text, forward in zip(batch, passes, strict=True)]
         return scored
 

@@ -6,10 +6,13 @@ from functools import cache as once
 from typing import Any
 
 import torch
+import transformers
+from packaging import version
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 _ROOM_TOKENS = 64
+_OWN_NAME = "cache" if version.parse(transformers.__version__) >= version.parse("5.24") else "past_key_values"
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
@@ -67,7 +70,9 @@ def cache_argument(network: Any, cache: Cache) -> dict[str, Cache]:
 
 @once
 def _cache_name(forward: Callable[..., Any]) -> str:
-    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+    """As its signature says; one that hides it, as wrappers do, is taken for one of the library's own."""
+    named = inspect.signature(forward).parameters.keys() & {"cache", "past_key_values"}
+    return "cache" if "cache" in (named or {_OWN_NAME}) else "past_key_values"
 
 
 @torch.inference_mode()

@@ -12,8 +12,13 @@ class OfBefore:
     def forward(self, input_ids, past_key_values=None, **kwargs): ...
 
 
+class Wrapped:
+    def forward(self, *arguments, **more): ...
+
+
 def test_the_name_is_that_of_the_forward() -> None:
     cache = new_cache()
+    assert cache_argument(Wrapped(), cache) == cache_argument(tiny_network("llama"), cache)
     assert cache_argument(OfNow(), cache) == {"cache": cache}
     assert cache_argument(OfBefore(), cache) == {"past_key_values": cache}
 
