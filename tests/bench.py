@@ -62,7 +62,7 @@ def decoding(pair: list[str] | None) -> list[Bound]:
     cpu, dtype = torch.device("cpu"), "bfloat16" if pair else "auto"
     target, draft = (load_model(spec, device=cpu, dtype=dtype) for spec in pair or (None, None))
     prompt = prompt_token_ids(target, load_workload().prompts[0].messages)
-    ids, network, length = torch.tensor([prompt]), target.network, 40
+    ids, network, length = torch.tensor([prompt]), target.network, 32
     fixed = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
     scorer, drafter, settings = ModelScorer(target), DraftModel(draft), draft.network.generation_config
     settings.num_assistant_tokens_schedule, settings.assistant_confidence_threshold = "constant", 0
@@ -84,7 +84,7 @@ def decoding(pair: list[str] | None) -> list[Bound]:
 
     bounds, name = [], "the pair's" if pair else "the embedded target's"
     for k in (0, 2, 4):
-        ratio = 1 / statistics.median(ratios(ours(k), theirs(k)))
+        ratio = 1 / statistics.median(ratios(ours(k), theirs(k), pairs=6))
         assert pair or texts["ours"] == texts["theirs"], "the texts differ"
         how = f"K = {k}" if k else "plain"
         bounds.append(Bound(f"{name} decoding, {how}, tokens/s over generate's", ratio, 0.98, at_most=False))
