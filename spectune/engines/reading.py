@@ -9,8 +9,7 @@ from typing import TypeVar
 from spectune.engines.catalogue import ENGINES
 from spectune.errors import ConfigError
 from spectune.served.exposition import Series, exposition, since
-from spectune.served.numbers import lines_of
-from spectune.served.telemetry import Counts, Telemetry, pooled, telemetry
+from spectune.served.telemetry import Counts, Telemetry, lines_of, pooled, telemetry
 
 _DEPTH = 12  # of JSON
 _JSON = re.compile(r"\{|data:|\[\s*[\[{\]]")  # a log line may begin with a bracket, around its time
@@ -116,9 +115,6 @@ def _of_parts(parts: Iterable[tuple[Hashable, _Part]], counters: _Counters[_Part
     if understood_by is None:
         return None
     return _Read(series=None, engine=understood_by, counts=pooled(list(counted.values())))
-
-
-# ------------------------------------------------------------------------------------------------ JSON
 
 
 def _objects(text: str) -> list[tuple[Hashable, Mapping[str, object]]]:

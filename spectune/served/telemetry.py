@@ -5,13 +5,17 @@ of the acceptance length always: τ = 1 + accepted / drafts.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 
 from spectune.errors import ConfigError
 
+MOST = 1e15
+"""Beyond it no server has counted."""
 _ENOUGH_TO_BE_DEAD = 50  # proposals
+_AS_WRITTEN = "give the engine's log as it was written"
+_LAST_ONLY = "the source gives averages without counts, which cannot be pooled: the last one is shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +58,15 @@ def nothing_drafted(figures: Counts | Telemetry) -> bool:
 
 def telemetry(engine: str, counts: Counts) -> Telemetry:
     """Ratios of the counts. Raises: ConfigError for counts that cannot be."""
-    impossible = _impossible(counts)
-    if impossible:
+    if impossible := _impossible(counts):
         raise ConfigError(f"the figures cannot be: {impossible}", "give the engine's own output, unedited")
-    drafts, kept = counts.num_drafts or 0.0, counts.accepted_by_position
-    nothing, told = nothing_drafted(counts), bool(drafts and kept)
+    drafts, kept, nothing = counts.num_drafts, counts.accepted_by_position, nothing_drafted(counts)
     return Telemetry(
         engine=engine,
         acceptance_length=None if nothing else _length(counts),
         draft_acceptance_rate=None if nothing else _rate(counts),
-        cumulative_acceptance_rate=[accepted / drafts for accepted in kept] if told else None,
-        conditional_acceptance_rate=_conditional(drafts, kept) if told else None,
+        cumulative_acceptance_rate=[accepted / drafts for accepted in kept] if drafts and kept else None,
+        conditional_acceptance_rate=_conditional(drafts, kept) if drafts and kept else None,
         num_drafts=counts.num_drafts,
         num_draft_tokens=counts.num_draft_tokens,
         num_accepted_tokens=counts.num_accepted_tokens,
@@ -74,9 +76,7 @@ def telemetry(engine: str, counts: Counts) -> Telemetry:
 
 def _conditional(drafts: float, kept: Sequence[float]) -> list[float | None]:
     """Of the drafts accepted up to each position, those that were accepted at it too; above 1 by rounding only."""
-    return [
-        min(accepted / before, 1.0) if before else None for accepted, before in zip(kept, [drafts, *kept], strict=False)
-    ]
+    return [min(accepted / before, 1.0) if before else None for before, accepted in pairwise([drafts, *kept])]
 
 
 def _length(counts: Counts) -> float | None:
@@ -90,9 +90,6 @@ def _rate(counts: Counts) -> float | None:
     if counts.num_draft_tokens and counts.num_accepted_tokens is not None:
         return counts.num_accepted_tokens / counts.num_draft_tokens
     return counts.draft_acceptance_rate
-
-
-# ------------------------------------------------------------------------------------------------ pooling
 
 
 def pooled(parts: Sequence[Counts]) -> Counts:
@@ -114,9 +111,6 @@ def pooled(parts: Sequence[Counts]) -> Counts:
     if summed.num_draft_tokens is None and last.draft_acceptance_rate is not None:
         summed = replace(summed, draft_acceptance_rate=last.draft_acceptance_rate)
     return summed
-
-
-_LAST_ONLY = "the source gives averages without counts, which cannot be pooled: the last one is shown"
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
@@ -148,9 +142,6 @@ def _with_drafts(parts: Sequence[Counts]) -> Sequence[Counts]:
         else part
         for part in parts
     ]
-
-
-# ------------------------------------------------------------------------------------------------ doubts
 
 
 def _impossible(counts: Counts) -> str | None:
@@ -208,3 +199,45 @@ def _doubts(counts: Counts) -> list[str]:
     if kept and accepted is not None and abs(math.fsum(kept) - accepted) > 0.01 * max(accepted, 1.0):
         doubts.append(f"positions add up to {math.fsum(kept):g} accepted tokens, not {accepted:g}")
     return doubts
+
+
+def lines_of(text: str) -> list[str]:
+    """What stands between line feeds; other separators of Unicode are parts of texts."""
+    return [line.rstrip("\r") for line in text.split("\n")]
+
+
+def unreadable(line: str) -> ConfigError:
+    """Of a log line that should tell more than it does."""
+    return ConfigError(f"the log line cannot be read: {line.strip()[:120]}", _AS_WRITTEN)
+
+
+def number(text: str) -> float:
+    """Of a log line. Raises: ConfigError for what is no count or ratio."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ConfigError(f"{text[:40]!r} is no number", _AS_WRITTEN) from error
+    if not 0 <= value < MOST:
+        raise ConfigError(f"{text[:40]} is no count", _AS_WRITTEN)
+    return value
+
+
+def numbers_of(body: Mapping[str, object], *names: str) -> dict[str, float]:
+    """The named figures of an object, where it has them. Raises: ConfigError for what is no count or ratio."""
+    values: dict[str, float] = {}
+    for name in names:
+        value = body.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None) or not 0 <= (value or 0) < MOST:
+            raise ConfigError(f"{name} is {str(value)[:40]}, which is no count", "give the engine's own output")
+        values |= {} if value is None else {name: float(value)}
+    return values
+
+
+def steps_by_accepted(histogram: Sequence[object]) -> tuple[float, tuple[float, ...]]:
+    """Of a histogram of steps by accepted tokens: all steps, and by position those that accepted so far."""
+    by_accepted = {str(place): steps for place, steps in enumerate(histogram)}
+    steps = list(numbers_of(by_accepted, *by_accepted).values())
+    if len(steps) < len(histogram):
+        raise ConfigError("the histogram of accepted tokens has gaps", "give the engine's own output")
+    at_least = list(accumulate(reversed(steps)))[::-1]
+    return at_least[0] if at_least else 0.0, tuple(at_least[1:])

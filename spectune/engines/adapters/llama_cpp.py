@@ -7,29 +7,17 @@ against a running server (tests/e2e/test_llama_cpp.py).
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from spectune.checkpoints.facts import ModelFacts
 from spectune.drafting_spec import DraftSpec
+from spectune.engines import preflight
 from spectune.engines.engine import ConfigText, Engine
-from spectune.engines.preflight import (
-    OTHER_VOCABULARY,
-    TOKENS_APART,
-    Finding,
-    Plan,
-    error,
-    info,
-    method_findings,
-    mtp_findings,
-    pair_findings,
-    texts_at,
-    warning,
-)
+from spectune.engines.preflight import Finding, Plan, error, info, warning
 from spectune.engines.speculation import Speculation
 from spectune.errors import printable
-from spectune.served.exposition import Series, by_position, total
-from spectune.served.numbers import number, numbers_of
-from spectune.served.telemetry import Counts
+from spectune.served.exposition import Series, spec_decode_counts
+from spectune.served.telemetry import Counts, number, numbers_of
 
 _TYPES = {"draft_model": "draft-simple", "ngram": "ngram-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
 _SIZE_DIFFERENCE = 128
@@ -47,9 +35,11 @@ _REMOVED = {
     "spec_ngram_size_m": "--spec-ngram-simple-size-m",
     "spec_ngram_min_hits": "--spec-ngram-simple-min-hits",
 }
-
-
-# ------------------------------------------------------------------------------------------------ config
+_TELLING_MEAN = 1.2
+_LINE = re.compile(
+    r"draft acceptance(?: rate)? = +([0-9.]+) \( *([0-9]+) accepted / *([0-9]+) generated\)"
+    r"(?:, mean (?:len|acceptance length) = +([0-9.]+))?(?:, acceptance rate per position = \(([0-9., ]*)\))?"
+)
 
 
 def config(speculation: Speculation) -> ConfigText:
@@ -76,47 +66,42 @@ def _drafting(draft: DraftSpec, k: int) -> tuple[list[str], list[str]]:
     return [kind, *model, f"--spec-draft-n-max {k}", "--spec-draft-p-min 0.0"], []
 
 
-# ------------------------------------------------------------------------------------------------ preflight
-
-
 def findings(plan: Plan) -> Iterator[Finding]:
     """What llama.cpp would refuse or read otherwise."""
-    yield from method_findings(plan, "llama.cpp", _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
+    yield from preflight.method_findings(plan, "llama.cpp", _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
     for name, replacement in _REMOVED.items():
         if name in plan.settings:
             option = f"{'-' if len(name) == 2 else '--'}{name.replace('_', '-')}"
             message = f"{option} was removed: the server does not start with it"
             yield error("gone", message, f"write {replacement} {plan.settings[name]}")
-    yield from mtp_findings(plan)
+    yield from preflight.mtp_findings(plan)
     if plan.draft.method == "draft_model":
-        refusals = list(_refusals(plan.target, plan.drafting))
+        refusals = [error("vocabulary", said, preflight.OTHER_VOCABULARY) for said in _refusals(plan)]
         yield from refusals or _uncompared_findings(plan.target, plan.drafting)
-    yield from pair_findings(plan)
+    yield from preflight.pair_findings(plan)
 
 
-def _refusals(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+def _refusals(plan: Plan) -> Iterator[str]:
     """Kinds, begin and end tokens and texts from id 5 on must be equal; sizes may differ by 128."""
+    target, draft = plan.target, plan.drafting
     if target.tokenizer_kind and draft.tokenizer_kind and target.tokenizer_kind != draft.tokenizer_kind:
         kinds = f"{printable(target.tokenizer_kind)} and {printable(draft.tokenizer_kind)}"
-        yield _refusal(f"llama.cpp refuses vocabularies of kinds {kinds}")
+        yield f"llama.cpp refuses vocabularies of kinds {kinds}"
     yield from _edge_refusals("bos", (target.add_bos, draft.add_bos), (target.bos_id, draft.bos_id))
     yield from _edge_refusals("eos", (target.add_eos, draft.add_eos), (target.eos_id, draft.eos_id))
     ours, theirs = _size(target), _size(draft)
     if abs(ours - theirs) > _SIZE_DIFFERENCE:
-        yield _refusal(f"llama.cpp refuses vocabularies of {ours} and {theirs}: over {_SIZE_DIFFERENCE} apart")
-    compared = [token_id for token_id in _differing(target, draft) if token_id >= _FIRST_COMPARED_ID]
-    if compared:
-        yield _refusal(f"the tokenizers differ: {_texts_at(compared[0], target, draft)}")
+        yield f"llama.cpp refuses vocabularies of {ours} and {theirs}: over {_SIZE_DIFFERENCE} apart"
+    if compared := [token_id for token_id in _differing(target, draft) if token_id >= _FIRST_COMPARED_ID]:
+        yield f"the tokenizers differ: {_texts_at(compared[0], target, draft)}"
 
 
-def _edge_refusals(
-    name: str, added: tuple[bool | None, bool | None], ids: tuple[int | None, int | None]
-) -> Iterator[Finding]:
+def _edge_refusals(name: str, added: Sequence[bool | None], ids: Sequence[int | None]) -> Iterator[str]:
     """Of the token that begins or ends texts: both add it or neither, and the same one."""
     if None not in added and added[0] != added[1]:
-        yield _refusal(f"one model adds a {name} token, the other does not")
+        yield f"one model adds a {name} token, the other does not"
     elif added[0] and None not in ids and ids[0] != ids[1]:
-        yield _refusal(f"the models add other {name} tokens, ids {ids[0]} and {ids[1]}")
+        yield f"the models add other {name} tokens, ids {ids[0]} and {ids[1]}"
 
 
 def _uncompared_findings(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
@@ -124,7 +109,7 @@ def _uncompared_findings(target: ModelFacts, draft: ModelFacts) -> Iterator[Find
     differing, ours, theirs = _differing(target, draft), _size(target), _size(draft)
     if differing:
         compared = f"llama.cpp compares ids {_FIRST_COMPARED_ID} to {min(ours, theirs) - 1} only"
-        yield warning("vocabulary", f"{_texts_at(differing[0], target, draft)}; {compared}", TOKENS_APART)
+        yield warning("vocabulary", f"{_texts_at(differing[0], target, draft)}; {compared}", preflight.TOKENS_APART)
     elif target.texts and draft.texts and ours != theirs:
         message = f"embeddings of {ours} and {theirs} rows with the same tokens: padding only"
         yield info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference")
@@ -143,12 +128,8 @@ def _differing(target: ModelFacts, draft: ModelFacts) -> list[int]:
     return [token_id for token_id in named if _text(target, token_id) != _text(draft, token_id)]
 
 
-def _refusal(message: str) -> Finding:
-    return error("vocabulary", message, OTHER_VOCABULARY)
-
-
 def _texts_at(token_id: int, target: ModelFacts, draft: ModelFacts) -> str:
-    return texts_at(token_id, _text(target, token_id), _text(draft, token_id))
+    return preflight.texts_at(token_id, _text(target, token_id), _text(draft, token_id))
 
 
 def _text(facts: ModelFacts, token_id: int) -> str:
@@ -156,34 +137,14 @@ def _text(facts: ModelFacts, token_id: int) -> str:
     return facts.texts.get(token_id, f"[PAD{token_id}]")
 
 
-# ------------------------------------------------------------------------------------------------ telemetry
-
-_TELLING_MEAN = 1.2
-_PREFIX = "llamacpp:spec_decode_num_"
-_LINE = re.compile(
-    r"draft acceptance(?: rate)? = +([0-9.]+) \( *([0-9]+) accepted / *([0-9]+) generated\)"
-    r"(?:, mean (?:len|acceptance length) = +([0-9.]+))?(?:, acceptance rate per position = \(([0-9., ]*)\))?"
-)
-
-
 def counts_of_series(series: Series) -> Counts | None:
     """From /metrics of a server started with --metrics."""
-    drafts, proposed, accepted = (
-        total(series, f"{_PREFIX}{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    if proposed is None and drafts is None:
-        return None
-    positions = by_position(series, f"{_PREFIX}accepted_tokens_per_pos_total")
-    return Counts(
-        num_drafts=drafts, num_draft_tokens=proposed, num_accepted_tokens=accepted, accepted_by_position=positions
-    )
+    counts = spec_decode_counts(series, "llamacpp", "_total")
+    return None if counts.num_draft_tokens is counts.num_drafts is None else counts
 
 
 def counts_of_object(body: Mapping[str, object]) -> Counts | None:
-    """From timings of a response: the prompt gives the first token, each round after it one more than it accepted.
-
-    Rounds without a proposal are among them.
-    """
+    """From timings of a response: the prompt gives the first token, each round after it one more than it accepted."""
     if "predicted_n" not in body:
         return None
     known = numbers_of(body, "predicted_n", "draft_n", "draft_n_accepted")
@@ -219,12 +180,6 @@ def counts_of_line(line: str) -> Counts | None:
 
 
 ENGINE = Engine(
-    name="llama.cpp",
-    checked_against="b11549",
-    methods=tuple(_TYPES),
-    config=config,
-    findings=findings,
-    counts_of_series=counts_of_series,
-    counts_of_object=counts_of_object,
-    counts_of_line=counts_of_line,
-)
+    name="llama.cpp", checked_against="b11549", methods=tuple(_TYPES), config=config, findings=findings,
+    counts_of_series=counts_of_series, counts_of_object=counts_of_object, counts_of_line=counts_of_line,
+)  # fmt: skip

@@ -3,26 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from spectune.engines import preflight
 from spectune.engines.engine import ConfigText, Engine
-from spectune.engines.preflight import (
-    TOKENS_APART,
-    Finding,
-    Plan,
-    error,
-    first_difference,
-    is_count,
-    method_findings,
-    mtp_findings,
-    padding_findings,
-    pair_findings,
-    warning,
-)
+from spectune.engines.preflight import Finding, Plan, error, is_count, warning
 from spectune.engines.speculation import Speculation
 
 _METHODS = ("draft_model", "layer_skip", "ngram", "mtp")
-
-
-# ------------------------------------------------------------------------------------------------ config
+_UNNOTICED = "with equal sizes transformers does not notice"
 
 
 def config(speculation: Speculation) -> ConfigText:
@@ -54,7 +41,13 @@ def _call(
     speculation: Speculation, *, rule: str, notes: list[str], setup: Sequence[str] = (), options: str = ""
 ) -> ConfigText:
     """Its code: the target is loaded, then what drafts is set up, then text generated with these options."""
-    lines = [*_loading(speculation), *setup, f"model.generate(**inputs, {options}{_sampling(speculation)})"]
+    lines = [
+        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if speculation.padded else ''}",
+        "",
+        _loaded("model", speculation.target, speculation.dtype),
+        *setup,
+        f"model.generate(**inputs, {options}{_sampling(speculation)})",
+    ]
     notes = ["batch 1 only", *notes] if speculation.draft else notes
     return ConfigText(text="\n".join(lines), rule=rule, notes=notes, language="python")
 
@@ -71,26 +64,15 @@ def _quoted(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def _loading(speculation: Speculation) -> list[str]:
-    return [
-        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if speculation.padded else ''}",
-        "",
-        _loaded("model", speculation.target, speculation.dtype),
-    ]
-
-
 def _loaded(variable: str, model: str, dtype: str) -> str:
     return f"{variable} = AutoModelForCausalLM.from_pretrained({_quoted(model)}, dtype={_quoted(dtype)})"
 
 
 def _assistant(draft: str, speculation: Speculation) -> list[str]:
     """Other sizes of the embedding are taken for other tokenizers, even where padding alone differs."""
-    tokenizers = [
-        f"tokenizer = AutoTokenizer.from_pretrained({_quoted(speculation.target)})",
-        f"assistant_tokenizer = AutoTokenizer.from_pretrained({_quoted(draft)})",
-    ]
+    named = {"tokenizer": speculation.target, "assistant_tokenizer": draft} if speculation.padded else {}
     return [
-        *(tokenizers if speculation.padded else []),
+        *(f"{tokenizer} = AutoTokenizer.from_pretrained({_quoted(model)})" for tokenizer, model in named.items()),
         _loaded("assistant", draft, speculation.dtype),
         *_constant("assistant", speculation.num_speculative_tokens),
     ]
@@ -105,16 +87,13 @@ def _constant(model: str, k: int) -> list[str]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------ preflight
-
-
 def findings(plan: Plan) -> Iterator[Finding]:
     """What generate() would refuse, or do otherwise."""
-    yield from method_findings(plan, "transformers", _METHODS, "use a draft model, n-gram or layers:N")
+    yield from preflight.method_findings(plan, "transformers", _METHODS, "use a draft model, n-gram or layers:N")
     yield from _call_findings(plan.settings)
     yield from _draft_findings(plan)
-    yield from mtp_findings(plan)
-    yield from pair_findings(plan)
+    yield from preflight.mtp_findings(plan)
+    yield from preflight.pair_findings(plan)
 
 
 def _call_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
@@ -155,26 +134,17 @@ def _draft_findings(plan: Plan) -> Iterator[Finding]:
 
 def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
     """It judges by sizes alone; other sizes take universal assisted generation, which needs both tokenizers."""
-    difference = first_difference(plan)
+    difference = preflight.first_difference(plan)
     both = "pass tokenizer= and assistant_tokenizer= to generate (universal assisted generation)"
     if difference is None:
-        yield from padding_findings(plan, both, "padding, taken for other tokenizers")
+        yield from preflight.padding_findings(plan, both, "padding, taken for other tokenizers")
     elif plan.target.vocab_size != plan.drafting.vocab_size:
         yield warning("vocabulary", difference.message, both)
     elif difference.lacks:
         message = f"{difference.message}; {_UNNOTICED}: such ones are never accepted"
-        yield warning("vocabulary", message, TOKENS_APART)
+        yield warning("vocabulary", message, preflight.TOKENS_APART)
     else:
         yield error("vocabulary", f"{difference.message}; {_UNNOTICED}", "use another draft")
 
 
-_UNNOTICED = "with equal sizes transformers does not notice"
-
-
-ENGINE = Engine(
-    name="transformers",
-    checked_against="5.24",
-    methods=_METHODS,
-    config=config,
-    findings=findings,
-)
+ENGINE = Engine(name="transformers", checked_against="5.24", methods=_METHODS, config=config, findings=findings)
