@@ -35,7 +35,7 @@ def diagnose(
     target: str, draft: str, engine: str, num_speculative_tokens: int | None, settings: Sequence[str]
 ) -> Diagnosis:
     """Of models by name, a draft by its SPEC, settings as KEY=VALUE. Raises: ConfigError for what cannot be read."""
-    given = _read_settings(settings)
+    given = {name: value for text in settings for name, value in _named(*_setting(text))}
     served = engine_named(engine)
     named = {served.engine.in_full.get(name, name): value for name, value in given.items()}
     k, spec = _depth(num_speculative_tokens, named), draft_spec(draft)
@@ -53,7 +53,8 @@ def diagnose(
 
 def _findings(plan: Plan, served: EngineVersion) -> list[Finding]:
     settings = _Watched(plan.settings)
-    findings = list(served.engine.findings(replace(plan, settings=settings)))
+    watched = replace(plan, settings=settings)
+    findings = [finding for check in served.engine.checks for finding in check(watched)]
     if unread := sorted(plan.settings.keys() - settings.read - set(CONTEXT)):
         message = f"not looked at: {', '.join(unread)}"
         findings.append(info("unknown-setting", message, "nothing to do, unless it is misspelt"))
@@ -76,11 +77,6 @@ class _Watched(UserDict[str, object]):
     def __contains__(self, name: object) -> bool:
         self.read.add(str(name))
         return super().__contains__(name)
-
-
-def _read_settings(texts: Sequence[str]) -> dict[str, object]:
-    """By name, the last of a name counting. Raises: ConfigError for what is none, or a value that no engine takes."""
-    return {name: value for text in texts for name, value in _named(*_setting(text))}
 
 
 def _depth(num_speculative_tokens: int | None, settings: Mapping[str, object]) -> int | None:

@@ -99,8 +99,10 @@ def texts_at(token_id: int, ours: str | None, theirs: str | None) -> str:
 def vocabulary_finding(plan: Plan, engine: str) -> Finding | None:
     """For engines that compare nothing themselves, or sizes only: another text for an id is fatal, a lack is not."""
     difference = first_difference(plan)
-    if difference is None or not difference.lacks:
-        return difference and error("vocabulary", difference.message, OTHER_VOCABULARY)
+    if difference is None:
+        return None
+    if not difference.lacks:
+        return error("vocabulary", difference.message, OTHER_VOCABULARY)
     message = f"{difference.message}; {engine} does not compare tokens: such ones are never accepted"
     return warning("vocabulary", message, TOKENS_APART)
 

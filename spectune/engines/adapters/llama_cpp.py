@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from spectune.checkpoints.facts import ModelFacts
 from spectune.drafting_spec import DraftSpec
 from spectune.engines import preflight
-from spectune.engines.engine import ConfigText, Engine
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
 from spectune.engines.preflight import Finding, Plan, error, info, warning
 from spectune.engines.speculation import Speculation
 from spectune.errors import printable
@@ -66,19 +66,18 @@ def _drafting(draft: DraftSpec, k: int) -> tuple[list[str], list[str]]:
     return [kind, *model, f"--spec-draft-n-max {k}", "--spec-draft-p-min 0.0"], []
 
 
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What llama.cpp would refuse or read otherwise."""
+def _method_findings(plan: Plan) -> Iterator[Finding]:
     yield from preflight.method_findings(plan, "llama.cpp", _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
     for name, replacement in _REMOVED.items():
         if name in plan.settings:
             option = f"{'-' if len(name) == 2 else '--'}{name.replace('_', '-')}"
             message = f"{option} was removed: the server does not start with it"
             yield error("gone", message, f"write {replacement} {plan.settings[name]}")
-    yield from preflight.mtp_findings(plan)
-    if plan.draft.method == "draft_model":
-        refusals = [error("vocabulary", said, preflight.OTHER_VOCABULARY) for said in _refusals(plan)]
-        yield from refusals or _uncompared_findings(plan.target, plan.drafting)
-    yield from preflight.pair_findings(plan)
+
+
+def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
+    refusals = [error("vocabulary", said, preflight.OTHER_VOCABULARY) for said in _refusals(plan)]
+    yield from refusals or _uncompared_findings(plan.target, plan.drafting)
 
 
 def _refusals(plan: Plan) -> Iterator[str]:
@@ -92,8 +91,8 @@ def _refusals(plan: Plan) -> Iterator[str]:
     ours, theirs = _size(target), _size(draft)
     if abs(ours - theirs) > _SIZE_DIFFERENCE:
         yield f"llama.cpp refuses vocabularies of {ours} and {theirs}: over {_SIZE_DIFFERENCE} apart"
-    if compared := [token_id for token_id in _differing(target, draft) if token_id >= _FIRST_COMPARED_ID]:
-        yield f"the tokenizers differ: {_texts_at(compared[0], target, draft)}"
+    if compared := [texts for token_id, texts in _differing(target, draft).items() if token_id >= _FIRST_COMPARED_ID]:
+        yield f"the tokenizers differ: {compared[0]}"
 
 
 def _edge_refusals(name: str, added: Sequence[bool | None], ids: Sequence[int | None]) -> Iterator[str]:
@@ -109,7 +108,7 @@ def _uncompared_findings(target: ModelFacts, draft: ModelFacts) -> Iterator[Find
     differing, ours, theirs = _differing(target, draft), _size(target), _size(draft)
     if differing:
         compared = f"llama.cpp compares ids {_FIRST_COMPARED_ID} to {min(ours, theirs) - 1} only"
-        yield warning("vocabulary", f"{_texts_at(differing[0], target, draft)}; {compared}", preflight.TOKENS_APART)
+        yield warning("vocabulary", f"{next(iter(differing.values()))}; {compared}", preflight.TOKENS_APART)
     elif target.texts and draft.texts and ours != theirs:
         message = f"embeddings of {ours} and {theirs} rows with the same tokens: padding only"
         yield info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference")
@@ -119,22 +118,17 @@ def _size(model: ModelFacts) -> int:
     return model.vocab_size or len(model.texts)
 
 
-def _differing(target: ModelFacts, draft: ModelFacts) -> list[int]:
-    """Ids in both vocabularies with another text in each; none where one of them is not known."""
+def _differing(target: ModelFacts, draft: ModelFacts) -> dict[int, str]:
+    """Ids in both vocabularies with another text in each, and which; none where one of them is not known."""
     if not target.texts or not draft.texts:
-        return []
-    size = min(_size(target), _size(draft))
-    named = sorted(token_id for token_id in target.texts.keys() | draft.texts.keys() if token_id < size)
-    return [token_id for token_id in named if _text(target, token_id) != _text(draft, token_id)]
-
-
-def _texts_at(token_id: int, target: ModelFacts, draft: ModelFacts) -> str:
-    return preflight.texts_at(token_id, _text(target, token_id), _text(draft, token_id))
-
-
-def _text(facts: ModelFacts, token_id: int) -> str:
-    """As it is in a GGUF file, which has one for every row of the embedding."""
-    return facts.texts.get(token_id, f"[PAD{token_id}]")
+        return {}
+    size, named = min(_size(target), _size(draft)), sorted(target.texts.keys() | draft.texts.keys())
+    texts = {  # a GGUF file has one for every row of the embedding
+        token_id: [model.texts.get(token_id, f"[PAD{token_id}]") for model in (target, draft)]
+        for token_id in named
+        if token_id < size
+    }
+    return {token_id: preflight.texts_at(token_id, *both) for token_id, both in texts.items() if both[0] != both[1]}
 
 
 def counts_of_series(series: Series) -> Counts | None:
@@ -180,6 +174,7 @@ def counts_of_line(line: str) -> Counts | None:
 
 
 ENGINE = Engine(
-    name="llama.cpp", checked_against="b11549", methods=tuple(_TYPES), config=config, findings=findings,
+    name="llama.cpp", checked_against="b11549", methods=tuple(_TYPES), config=config,
+    checks=(_method_findings, preflight.mtp_findings, for_draft_models(_vocabulary_findings), preflight.pair_findings),
     counts_of_series=counts_of_series, counts_of_object=counts_of_object, counts_of_line=counts_of_line,
 )  # fmt: skip

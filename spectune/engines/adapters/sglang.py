@@ -10,11 +10,12 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from spectune.choice import LONGEST
 from spectune.drafting_spec import DraftSpec
 from spectune.engines import preflight
-from spectune.engines.engine import ConfigText, Engine
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
 from spectune.engines.preflight import Finding, Plan, error, is_count, warning
 from spectune.engines.speculation import FOLDER, Speculation
 from spectune.served.exposition import Series, several
@@ -84,22 +85,18 @@ def _tiers(batches: list[tuple[int, int, int]]) -> str:
     return json.dumps({str(batch): {"candidate_steps": [k]} for batch, k in ends.items()}, indent=2) + "\n"
 
 
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What SGLang would refuse, change by itself, or do inexactly."""
-    settings, method = plan.settings, plan.draft.method
-    algorithm = str(settings.get("speculative_algorithm") or _ALGORITHMS.get(method, "")).upper()
-    if not algorithm:
-        yield error("method", f"SGLang has no {method} drafting", "use a draft model, n-gram, EAGLE or MTP")
-    yield from _shape_findings(plan)
-    yield from preflight.mtp_findings(plan)
-    yield from _serving_findings(settings, algorithm)
-    yield from _sampling_findings(settings, algorithm)
-    if method == "draft_model":
-        yield from _vocabulary_findings(plan)
-    yield from map(_stricter, preflight.pair_findings(plan))
+def _algorithm(plan: Plan) -> str:
+    return str(plan.settings.get("speculative_algorithm") or _ALGORITHMS.get(plan.draft.method, "")).upper()
 
 
-def _serving_findings(settings: Mapping[str, object], algorithm: str) -> Iterator[Finding]:
+def _method_findings(plan: Plan) -> Iterator[Finding]:
+    if not _algorithm(plan):
+        message = f"SGLang has no {plan.draft.method} drafting"
+        yield error("method", message, "use a draft model, n-gram, EAGLE or MTP")
+
+
+def _serving_findings(plan: Plan) -> Iterator[Finding]:
+    settings, algorithm = plan.settings, _algorithm(plan)
     for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
         if _below_one(value := settings.get(name)):
             message = f"{name} {value} keeps tokens that the target would not: the output is not the target's"
@@ -112,12 +109,12 @@ def _serving_findings(settings: Mapping[str, object], algorithm: str) -> Iterato
         yield warning("max-running-requests", message, "give it, the same for plain decoding")
 
 
-def _stricter(finding: Finding) -> Finding:
+def _pair_findings(plan: Plan) -> Iterator[Finding]:
     """A draft of fewer positions is served only where the environment allows it."""
-    if finding.code != "positions":
-        return finding
     remedy = "give --context-length, as many as the draft has, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
-    return error("positions", f"{finding.message}; SGLang does not start so", remedy)
+    for found in preflight.pair_findings(plan):
+        stops = error(found.code, f"{found.message}; SGLang does not start so", remedy)
+        yield stops if found.code == "positions" else found
 
 
 def _below_one(value: object) -> bool:
@@ -138,8 +135,7 @@ def _shape_findings(plan: Plan) -> Iterator[Finding]:
     if 0 < len(missing) < len(_SHAPE) and plan.draft.method in _TREES and not adaptive:
         yield _incomplete_shape(", ".join(missing), steps, topk)
     elif is_count(steps) and topk == 1 and is_count(tokens) and tokens != steps + 1:
-        message = f"with topk 1 and {steps} steps, num-draft-tokens must be {steps + 1}, the root counts"
-        message += ": SGLang sets it so"
+        message = f"with topk 1 and {steps} steps, {_tokens_of(steps)}: SGLang sets it so"
         yield warning("tree-shape", message, f"give --speculative-num-draft-tokens {steps + 1}")
     elif is_count(topk) and topk > 1:
         yield from _tree_findings(plan.settings, topk)
@@ -149,8 +145,11 @@ def _incomplete_shape(missing: str, steps: object, topk: object) -> Finding:
     message = f"steps, topk and draft tokens are set together or not at all: {missing} is missing"
     if not is_count(steps) or topk != 1:
         return error("tree-shape", message, f"give {missing}")
-    message += f"; num-draft-tokens must be {steps + 1}, the root counts"
-    return error("tree-shape", message, f"give {missing}: with topk 1, {steps + 1}")
+    return error("tree-shape", f"{message}; {_tokens_of(steps)}", f"give {missing}: with topk 1, {steps + 1}")
+
+
+def _tokens_of(steps: int) -> str:
+    return f"num-draft-tokens must be {steps + 1}, the root counts"
 
 
 def _tree_findings(settings: Mapping[str, object], topk: int) -> Iterator[Finding]:
@@ -165,8 +164,9 @@ def _tree_findings(settings: Mapping[str, object], topk: int) -> Iterator[Findin
         yield warning("schedule", message, "give topk 1, or leave --speculative-adaptive out")
 
 
-def _sampling_findings(settings: Mapping[str, object], algorithm: str) -> Iterator[Finding]:
+def _sampling_findings(plan: Plan) -> Iterator[Finding]:
     """Rejection sampling is for chains of EAGLE's kind, adaptive mode for EAGLE and EAGLE-3."""
+    settings, algorithm = plan.settings, _algorithm(plan)
     rejection = settings.get("speculative_use_rejection_sampling") is True
     if rejection and algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
         yield error("sampling", f"SGLang has no rejection sampling for {algorithm}", _NO_REJECTION)
@@ -216,12 +216,9 @@ def _of_gauges(series: Series) -> Counts | None:
     if not gauges[0] and not gauges[1]:
         return None
     busy = {labels for labels, length in gauges[0].items() if length >= 1} or gauges[0].keys()
-    length, rate, slots = (_mean([gauge[labels] for labels in gauge if not busy or labels in busy]) for gauge in gauges)
+    told = [[gauge[labels] for labels in gauge if not busy or labels in busy] for gauge in gauges]
+    length, rate, slots = (fmean(values) if values else None for values in told)
     return _averages(length, rate, slots, [f"the mean over {len(busy)} workers"] if len(busy) > 1 else [])
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 def _averages(length: float | None, rate: float | None, slots: float | None = None, more: Sequence[str] = ()) -> Counts:
@@ -300,6 +297,8 @@ def counts_of_line(line: str) -> Counts | None:
 
 
 ENGINE = Engine(
-    name="SGLang", checked_against="0.5.23", methods=tuple(_ALGORITHMS), trees=_TREES, config=config, findings=findings,
+    name="SGLang", checked_against="0.5.23", methods=tuple(_ALGORITHMS), trees=_TREES, config=config,
+    checks=(_method_findings, _shape_findings, preflight.mtp_findings, _serving_findings, _sampling_findings,
+            for_draft_models(_vocabulary_findings), _pair_findings),
     counts_of_series=counts_of_series, counts_of_object=counts_of_object, counts_of_line=counts_of_line,
 )  # fmt: skip

@@ -11,7 +11,7 @@ import yaml
 
 from spectune.drafting_spec import DraftSpec
 from spectune.engines import preflight
-from spectune.engines.engine import ConfigText, Engine
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
 from spectune.engines.preflight import Finding, Plan, error, is_count, warning
 from spectune.engines.speculation import FOLDER, Speculation
 from spectune.served.exposition import Series, by_position, total
@@ -69,24 +69,23 @@ def _scheduled(settings: dict[str, Any], draft: DraftSpec, batches: list[tuple[i
     )
 
 
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What TensorRT-LLM would refuse, ignore or do inexactly."""
-    settings, method = plan.settings, plan.draft.method
-    yield from _kind_findings(plan)
-    length = settings.get("max_draft_len", plan.num_speculative_tokens)
-    if length is None and method != "mtp":
+def _shape_findings(plan: Plan) -> Iterator[Finding]:
+    length = plan.settings.get("max_draft_len", plan.num_speculative_tokens)
+    if length is None and plan.draft.method != "mtp":
         yield error("num-speculative-tokens", "max_draft_len is missing", "give --num-speculative-tokens")
-    yield from _schedule_findings(settings, length)
-    yield from _tree_findings(settings, length)
-    yield from preflight.mtp_findings(plan)
-    if settings.get("use_relaxed_acceptance_for_thinking"):
+    yield from _schedule_findings(plan.settings, length)
+    yield from _tree_findings(plan.settings, length)
+
+
+def _lossy_findings(plan: Plan) -> Iterator[Finding]:
+    if plan.settings.get("use_relaxed_acceptance_for_thinking"):
         message = "relaxed acceptance keeps tokens that the target would not: the output is not the target's"
         yield error("lossy", message, "leave use_relaxed_acceptance_for_thinking out")
-    if method == "draft_model":
-        different = preflight.vocabulary_finding(plan, _NAME)
-        padding = preflight.padding_findings(plan, _UNDOCUMENTED)
-        yield from [different] if different else padding
-    yield from preflight.pair_findings(plan)
+
+
+def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
+    different = preflight.vocabulary_finding(plan, _NAME)
+    yield from [different] if different else preflight.padding_findings(plan, _UNDOCUMENTED)
 
 
 def _kind_findings(plan: Plan) -> Iterator[Finding]:
@@ -148,8 +147,8 @@ def counts_of_series(series: Series) -> Counts | None:
     drafted = by_position(series, f"{_PREFIX}drafted_tokens_total", "token_position")
     kept = by_position(series, f"{_PREFIX}accepted_tokens_total", "token_position")
     if drafted:
-        kept = (*kept, *[0.0] * (len(drafted) - len(kept)))
         proposed, accepted = sum(drafted), sum(kept)
+        kept = (*kept, *[0.0] * (len(drafted) - len(kept)))
     elif proposed is None:
         return None
     return Counts(
@@ -174,6 +173,8 @@ def counts_of_object(body: Mapping[str, object]) -> Counts | None:
 
 
 ENGINE = Engine(
-    name=_NAME, checked_against="1.3", methods=tuple(_TYPES), trees=("eagle3",), config=config, findings=findings,
+    name=_NAME, checked_against="1.3", methods=tuple(_TYPES), trees=("eagle3",), config=config,
+    checks=(_kind_findings, _shape_findings, preflight.mtp_findings, _lossy_findings,
+            for_draft_models(_vocabulary_findings), preflight.pair_findings),
     counts_of_series=counts_of_series, counts_of_object=counts_of_object,
 )  # fmt: skip

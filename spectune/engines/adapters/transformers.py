@@ -1,10 +1,10 @@
 """transformers: assisted generation and prompt lookup; what generate() refuses. Checked against 5.24, by running it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from spectune.engines import preflight
-from spectune.engines.engine import ConfigText, Engine
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
 from spectune.engines.preflight import Finding, Plan, error, is_count, warning
 from spectune.engines.speculation import Speculation
 
@@ -87,17 +87,10 @@ def _constant(model: str, k: int) -> list[str]:
     ]
 
 
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What generate() would refuse, or do otherwise."""
-    yield from preflight.method_findings(plan, "transformers", _METHODS, "use a draft model, n-gram or layers:N")
-    yield from _call_findings(plan.settings)
-    yield from _draft_findings(plan)
-    yield from preflight.mtp_findings(plan)
-    yield from preflight.pair_findings(plan)
-
-
-def _call_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
+def _call_findings(plan: Plan) -> Iterator[Finding]:
     """Of what is passed to generate()."""
+    yield from preflight.method_findings(plan, "transformers", _METHODS, "use a draft model, n-gram or layers:N")
+    settings = plan.settings
     if settings.get("use_cache") is False:
         yield error("cache", "assisted generation needs a cache", "leave use_cache out")
     if settings.get("num_return_sequences", 1) != 1:
@@ -128,8 +121,6 @@ def _draft_findings(plan: Plan) -> Iterator[Finding]:
     if method == "layer_skip" and depth is not None and plan.draft.layers >= depth:
         message = f"the first {plan.draft.layers} layers of {depth} are no shorter model"
         yield error("layers", message, f"give layers:1 to layers:{depth - 1}")
-    if method == "draft_model":
-        yield from _vocabulary_findings(plan)
 
 
 def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
@@ -147,4 +138,8 @@ def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
         yield error("vocabulary", f"{difference.message}; {_UNNOTICED}", "use another draft")
 
 
-ENGINE = Engine(name="transformers", checked_against="5.24", methods=_METHODS, config=config, findings=findings)
+ENGINE = Engine(
+    name="transformers", checked_against="5.24", methods=_METHODS, config=config,
+    checks=(_call_findings, _draft_findings, for_draft_models(_vocabulary_findings), preflight.mtp_findings,
+            preflight.pair_findings),
+)  # fmt: skip

@@ -15,7 +15,7 @@ import yaml
 
 from spectune.drafting_spec import DraftSpec
 from spectune.engines import preflight
-from spectune.engines.engine import ConfigText, Engine
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
 from spectune.engines.preflight import Finding, Plan, error, is_count, warning
 from spectune.engines.speculation import Speculation
 from spectune.served.exposition import Series, several, spec_decode_counts
@@ -72,21 +72,6 @@ def _command(speculation: Speculation, settings: dict[str, Any], rule: str, note
     return ConfigText(text=" \\\n".join(lines), rule=rule, notes=notes, files=files)
 
 
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What vLLM would refuse, ignore or read otherwise."""
-    yield from preflight.pair_findings(plan)
-    yield from _method_findings(plan)
-    if plan.draft.method == "draft_model":
-        yield from _vocabulary_findings(plan)
-    yield from _lookup_findings(plan.settings)
-    yield from _mtp_findings(plan)
-    yield from _gone_findings(plan)
-    yield from _parallel_findings(plan.settings)
-    yield from _sampling_findings(plan)
-    if schedule := plan.settings.get(_SCHEDULE):
-        yield from _schedule_findings(schedule, plan)
-
-
 def _method_findings(plan: Plan) -> Iterator[Finding]:
     method, given = plan.draft.method, plan.settings.get("method")
     if method == "layer_skip":
@@ -117,8 +102,8 @@ def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
         yield error("padding", message, "pad the draft to the target's size, or set use_heterogeneous_vocab")
 
 
-def _lookup_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
-    low, high = settings.get("prompt_lookup_min"), settings.get("prompt_lookup_max")
+def _lookup_findings(plan: Plan) -> Iterator[Finding]:
+    low, high = plan.settings.get("prompt_lookup_min"), plan.settings.get("prompt_lookup_max")
     if (low is None) != (high is None):
         given, value = ("prompt_lookup_max", high) if low is None else ("prompt_lookup_min", low)
         message = f"with {given} = {value} alone, vLLM takes {value} for both"
@@ -132,7 +117,6 @@ def _mtp_findings(plan: Plan) -> Iterator[Finding]:
     if plan.draft.method == "mtp" and heads and k is not None and k > heads and k % heads:
         message = f"K = {k} does not fit the {heads} tokens that {plan.drafting.name} predicts in a pass"
         yield error("mtp", message, f"K must be at most {heads} or a multiple of {heads}")
-    yield from preflight.mtp_findings(plan)
 
 
 def _gone_findings(plan: Plan) -> Iterator[Finding]:
@@ -146,9 +130,9 @@ def _gone_findings(plan: Plan) -> Iterator[Finding]:
             yield error("gone", f"vLLM dropped {name}", f"write {_SCHEDULE}: {json.dumps(ranges)}")
 
 
-def _parallel_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
-    devices, own = settings.get("tensor_parallel_size"), settings.get("draft_tensor_parallel_size")
-    if "speculative_config.tensor_parallel_size" in settings:
+def _parallel_findings(plan: Plan) -> Iterator[Finding]:
+    devices, own = plan.settings.get("tensor_parallel_size"), plan.settings.get("draft_tensor_parallel_size")
+    if "speculative_config.tensor_parallel_size" in plan.settings:
         missing = "speculative_config has no tensor_parallel_size"
         yield error("tensor-parallel", missing, "write draft_tensor_parallel_size")
     if own is not None and own not in (1, devices or 1):
@@ -169,10 +153,12 @@ def _sampling_findings(plan: Plan) -> Iterator[Finding]:
             yield error("sampling", f"vLLM refuses requests with {name} under speculation", f"drop {name}")
 
 
-def _schedule_findings(schedule: object, plan: Plan) -> Iterator[Finding]:
+def _schedule_findings(plan: Plan) -> Iterator[Finding]:
     remedy = "write ranges [first, last, K] from batch 1 up, without overlap, as in [[1, 8, 4], [9, 32, 0]]"
+    schedule, k = plan.settings.get(_SCHEDULE), plan.num_speculative_tokens
     ranges = schedule if isinstance(schedule, list) else []
-    k = plan.num_speculative_tokens
+    if not schedule:
+        return
     if not ranges or not all(isinstance(r, list) and len(r) == 3 and all(map(is_count, r)) for r in ranges):
         yield error("schedule", f"{_SCHEDULE} is no list of ranges", remedy)
     elif wrong := _wrong_range(ranges):
@@ -260,6 +246,9 @@ ENGINE = Engine(
     methods=("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp"),
     in_full={"tp": "tensor_parallel_size", "tp_size": "tensor_parallel_size", "dp": "data_parallel_size",
              "dp_size": "data_parallel_size"},
-    config=config, findings=findings,
+    config=config,
+    checks=(preflight.pair_findings, _method_findings, for_draft_models(_vocabulary_findings), _lookup_findings,
+            _mtp_findings, preflight.mtp_findings, _gone_findings, _parallel_findings, _sampling_findings,
+            _schedule_findings),
     counts_of_series=counts_of_series, counts_of_object=counts_of_object, counts_of_line=counts_of_line,
 )  # fmt: skip
