@@ -95,7 +95,7 @@ def spec_decode_counts(series: Series, engine: str, *suffixes: str) -> Counts:
     )
     positions = [f"{counted}accepted_tokens_per_pos{suffix}" for suffix in suffixes]
     kept = by_position(series, next((name for name in positions if name in series), ""))
-    return Counts(num_drafts=drafts, num_draft_tokens=proposed, num_accepted_tokens=accepted, accepted_by_position=kept)
+    return Counts(drafts=drafts, proposed=proposed, accepted=accepted, by_position=kept)
 
 
 def by_position(series: Series, name: str, label: str = "position") -> tuple[float, ...]:

@@ -20,8 +20,7 @@ from spectune.served.exposition import Series, spec_decode_counts
 from spectune.served.telemetry import Counts, number, numbers_of
 
 _TYPES = {"draft_model": "draft-simple", "ngram": "ngram-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
-_SIZE_DIFFERENCE = 128
-_FIRST_COMPARED_ID = 5
+_SIZE_DIFFERENCE, _FIRST_COMPARED_ID = 128, 5
 _REMOVED = {
     "draft": "--spec-draft-n-max",
     "spec_replace": "a draft of the same vocabulary instead of",
@@ -134,7 +133,7 @@ def _differing(target: ModelFacts, draft: ModelFacts) -> dict[int, str]:
 def counts_of_series(series: Series) -> Counts | None:
     """From /metrics of a server started with --metrics."""
     counts = spec_decode_counts(series, "llamacpp", "_total")
-    return None if counts.num_draft_tokens is counts.num_drafts is None else counts
+    return None if counts.proposed is counts.drafts is None else counts
 
 
 def counts_of_object(body: Mapping[str, object]) -> Counts | None:
@@ -144,9 +143,9 @@ def counts_of_object(body: Mapping[str, object]) -> Counts | None:
     known = numbers_of(body, "predicted_n", "draft_n", "draft_n_accepted")
     accepted = known.get("draft_n_accepted", 0.0)
     return Counts(
-        num_rounds=max(known.get("predicted_n", 0.0) - 1 - accepted, 0.0),
-        num_draft_tokens=known.get("draft_n", 0.0),
-        num_accepted_tokens=accepted,
+        rounds=max(known.get("predicted_n", 0.0) - 1 - accepted, 0.0),
+        proposed=known.get("draft_n", 0.0),
+        accepted=accepted,
         warnings=("rounds follow from the tokens emitted; those without a proposal are among them",),
     )
 
@@ -164,11 +163,11 @@ def counts_of_line(line: str) -> Counts | None:
         at_least = math.ceil(proposed / len(rates))
         drafts = max(drafts, at_least) if mean > _TELLING_MEAN else at_least
     return Counts(
-        num_drafts=None if drafts is None else float(drafts),
-        num_draft_tokens=proposed,
-        num_accepted_tokens=accepted,
-        acceptance_length=mean,
-        accepted_by_position=tuple(rate * drafts for rate in rates) if drafts else (),
+        drafts=None if drafts is None else float(drafts),
+        proposed=proposed,
+        accepted=accepted,
+        length=mean,
+        by_position=tuple(rate * drafts for rate in rates) if drafts else (),
         warnings=("drafts follow from a rounded mean in the log",) if drafts else (),
     )
 

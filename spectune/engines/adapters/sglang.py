@@ -86,6 +86,7 @@ def _tiers(batches: list[tuple[int, int, int]]) -> str:
 
 
 def _algorithm(plan: Plan) -> str:
+    """As it is set, or follows from the draft; empty where there is none."""
     return str(plan.settings.get("speculative_algorithm") or _ALGORITHMS.get(plan.draft.method, "")).upper()
 
 
@@ -135,8 +136,9 @@ def _shape_findings(plan: Plan) -> Iterator[Finding]:
     if 0 < len(missing) < len(_SHAPE) and plan.draft.method in _TREES and not adaptive:
         yield _incomplete_shape(", ".join(missing), steps, topk)
     elif is_count(steps) and topk == 1 and is_count(tokens) and tokens != steps + 1:
-        message = f"with topk 1 and {steps} steps, {_tokens_of(steps)}: SGLang sets it so"
-        yield warning("tree-shape", message, f"give --speculative-num-draft-tokens {steps + 1}")
+        message = f"with topk 1 and {steps} steps, num-draft-tokens must be {steps + 1}, the root counts"
+        remedy = f"give --speculative-num-draft-tokens {steps + 1}"
+        yield warning("tree-shape", f"{message}: SGLang sets it so", remedy)
     elif is_count(topk) and topk > 1:
         yield from _tree_findings(plan.settings, topk)
 
@@ -145,11 +147,8 @@ def _incomplete_shape(missing: str, steps: object, topk: object) -> Finding:
     message = f"steps, topk and draft tokens are set together or not at all: {missing} is missing"
     if not is_count(steps) or topk != 1:
         return error("tree-shape", message, f"give {missing}")
-    return error("tree-shape", f"{message}; {_tokens_of(steps)}", f"give {missing}: with topk 1, {steps + 1}")
-
-
-def _tokens_of(steps: int) -> str:
-    return f"num-draft-tokens must be {steps + 1}, the root counts"
+    tokens = f"num-draft-tokens must be {steps + 1}, the root counts"
+    return error("tree-shape", f"{message}; {tokens}", f"give {missing}: with topk 1, {steps + 1}")
 
 
 def _tree_findings(settings: Mapping[str, object], topk: int) -> Iterator[Finding]:
@@ -197,10 +196,10 @@ def counts_of_series(series: Series) -> Counts | None:
     if steps is None or tokens is None:
         return _of_gauges(series)
     if steps == 0:
-        return Counts(num_drafts=0.0)
+        return Counts(drafts=0.0)
     accepted = max(tokens - (requests or 0.0) - steps, 0.0)  # a text's first token comes from its prompt
     warnings = (_WHOLE_REQUESTS, *several(series, _CALLS, "model_name"))
-    return Counts(num_drafts=steps, num_accepted_tokens=accepted, warnings=warnings)
+    return Counts(drafts=steps, accepted=accepted, warnings=warnings)
 
 
 def _of_speculating_models(series: Series, name: str) -> float | None:
@@ -224,17 +223,18 @@ def _of_gauges(series: Series) -> Counts | None:
 def _averages(length: float | None, rate: float | None, slots: float | None = None, more: Sequence[str] = ()) -> Counts:
     warnings = [*more, "averages over the last log interval: no counts, no interval of time"]
     if length is not None and length < 1:
-        return Counts(num_drafts=0.0)
+        return Counts(drafts=0.0)
     if length and rate:
         rate, note = _accepted_of_proposed(length, rate, slots)
         warnings += [note] if note else []
-    return Counts(acceptance_length=length, draft_acceptance_rate=rate, warnings=tuple(warnings))
+    return Counts(length=length, rate=rate, warnings=tuple(warnings))
 
 
 def _accepted_of_proposed(length: float, rate: float, slots: float | None) -> tuple[float | None, str | None]:
     """Of three forms that rates had, that which makes K a whole number, or that of the tokens verified.
 
-    (accepted + 1)/proposed first, then (accepted + 1)/(proposed + 1), accepted/proposed since April 2026.
+    (accepted + 1)/proposed first, above 1 where all went well, (accepted + 1)/(proposed + 1) from October 2025 on,
+    accepted/proposed since April 2026.
     """
     k = None if slots is None else slots - 1
     above_one = rate > 1 + _HALF_A_DIGIT
@@ -264,8 +264,8 @@ def counts_of_object(body: Mapping[str, object]) -> Counts | None:
     if "avg_spec_accept_length" in body:
         length = numbers_of(body, "avg_spec_accept_length").get("avg_spec_accept_length")
         if not length:
-            return Counts(num_drafts=0.0)
-        return Counts(acceptance_length=length, warnings=("the mean since the server started",))
+            return Counts(drafts=0.0)
+        return Counts(length=length, warnings=("the mean since the server started",))
     if "spec_verify_ct" not in body:
         return None
     known = numbers_of(body, "spec_verify_ct", "spec_accept_length", *_ACCEPTED, *_PROPOSED)
@@ -276,11 +276,11 @@ def counts_of_object(body: Mapping[str, object]) -> Counts | None:
     histogram = body.get("spec_correct_drafts_histogram", body.get("spec_accept_histogram"))
     _, at_least = steps_by_accepted(histogram if isinstance(histogram, list) else [])
     return Counts(
-        num_drafts=steps,
-        num_draft_tokens=proposed,
-        num_accepted_tokens=math.fsum(at_least) if accepted is None and at_least else accepted,
-        accepted_by_position=at_least,
-        acceptance_length=known.get("spec_accept_length"),
+        drafts=steps,
+        proposed=proposed,
+        accepted=math.fsum(at_least) if accepted is None and at_least else accepted,
+        by_position=at_least,
+        length=known.get("spec_accept_length"),
     )
 
 

@@ -152,10 +152,10 @@ def counts_of_series(series: Series) -> Counts | None:
     elif proposed is None:
         return None
     return Counts(
-        num_drafts=drafted[0] if drafted else None,
-        num_draft_tokens=proposed,
-        num_accepted_tokens=accepted,
-        accepted_by_position=kept if drafted else (),
+        drafts=drafted[0] if drafted else None,
+        proposed=proposed,
+        accepted=accepted,
+        by_position=kept if drafted else (),
         warnings=() if drafted else (_NO_ROUNDS,),
     )
 
@@ -169,7 +169,7 @@ def counts_of_object(body: Mapping[str, object]) -> Counts | None:
     else:
         return None
     proposed, accepted, drafts = map(numbers_of(body, *filter(None, names)).get, names)
-    return Counts(num_drafts=drafts, num_draft_tokens=proposed, num_accepted_tokens=accepted)
+    return Counts(drafts=drafts, proposed=proposed, accepted=accepted)
 
 
 ENGINE = Engine(

@@ -14,49 +14,39 @@ _UNNOTICED = "with equal sizes transformers does not notice"
 
 def config(speculation: Speculation) -> ConfigText:
     """The generate call, from loading on."""
-    draft = speculation.draft
+    draft, k = speculation.draft, speculation.num_speculative_tokens
     if draft is None:
-        return _call(speculation, rule="none", notes=[])
-    if draft.method == "layer_skip":
-        setup = _constant("model", speculation.num_speculative_tokens)  # which is its own assistant
-        notes = ["some architectures refuse it in this version"]
-        options = f"assistant_early_exit={draft.layers}, "
-        return _call(speculation, rule="rejection", notes=notes, setup=setup, options=options)
+        return _call(speculation, "none", [])
+    if draft.method == "layer_skip":  # which is its own assistant
+        notes, options = ["some architectures refuse it in this version"], f"assistant_early_exit={draft.layers}, "
+        return _call(speculation, "rejection", notes, options, _constant("model", k))
     if draft.method == "draft_model":
-        setup = _assistant(str(draft.model), speculation)
         notes = ["threshold and schedule are set because the defaults adapt K and persist across calls"]
         tokenizers = "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, " if speculation.padded else ""
         options = f"assistant_model=assistant, {tokenizers}"
-        return _call(speculation, rule="rejection", notes=notes, setup=setup, options=options)
+        return _call(speculation, "rejection", notes, options, _assistant(str(draft.model), speculation))
     if draft.method == "ngram":
         note = f"prompt lookup here has no lower bound, so it proposes more often than {draft.text} does"
-        notes, k = [note] if draft.min_tokens > 1 else [], speculation.num_speculative_tokens
         options = f"prompt_lookup_num_tokens={k}, max_matching_ngram_size={draft.max_tokens}, "
-        return _call(speculation, rule="greedy_draft", notes=notes, options=options)
-    notes = ["K is the number of heads that the model predicts with"]
-    return _call(speculation, rule="rejection", notes=notes, options="use_mtp=True, ")
+        return _call(speculation, "greedy_draft", [note] if draft.min_tokens > 1 else [], options)
+    return _call(speculation, "rejection", ["K is the number of heads that the model predicts with"], "use_mtp=True, ")
 
 
 def _call(
-    speculation: Speculation, *, rule: str, notes: list[str], setup: Sequence[str] = (), options: str = ""
+    speculation: Speculation, rule: str, notes: list[str], options: str = "", setup: Sequence[str] = ()
 ) -> ConfigText:
     """Its code: the target is loaded, then what drafts is set up, then text generated with these options."""
+    nucleus = f"top_p={speculation.top_p:g}, top_k={speculation.top_k}"
+    sampled = f"do_sample=True, temperature={speculation.temperature:g}, {nucleus}"
+    sampling = "do_sample=False" if speculation.temperature == 0.0 else sampled
     lines = [
-        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if speculation.padded else ''}",
-        "",
+        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if speculation.padded else ''}\n",
         _loaded("model", speculation.target, speculation.dtype),
         *setup,
-        f"model.generate(**inputs, {options}{_sampling(speculation)})",
+        f"model.generate(**inputs, {options}{sampling})",
     ]
     notes = ["batch 1 only", *notes] if speculation.draft else notes
     return ConfigText(text="\n".join(lines), rule=rule, notes=notes, language="python")
-
-
-def _sampling(speculation: Speculation) -> str:
-    if speculation.temperature == 0.0:
-        return "do_sample=False"
-    nucleus = f"top_p={speculation.top_p:g}, top_k={speculation.top_k}"
-    return f"do_sample=True, temperature={speculation.temperature:g}, {nucleus}"
 
 
 def _quoted(name: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from spectune.drafting_spec import DraftSpec
 from spectune.engines import preflight
 from spectune.engines.engine import ConfigText, Engine, for_draft_models
 from spectune.engines.preflight import Finding, Plan, error, is_count, warning
@@ -29,15 +28,14 @@ _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 def config(speculation: Speculation) -> ConfigText:
-    """`vllm serve` with its speculative config.
-
-    Draft models propose their argmax by default; where sampling them is worth more than 1% of tokens a round,
-    `draft_sample_method` says so.
-    """
+    """`vllm serve`; its draft models propose their argmax unless sampling is worth more than 1% of tokens a round."""
     draft = speculation.draft
     if draft is None:
         return _command(speculation, {}, "none", [])
-    settings, rule, notes = _method(draft), "greedy_draft", []
+    lookup = {"prompt_lookup_min": draft.min_tokens, "prompt_lookup_max": draft.max_tokens}
+    told = {"method": draft.method, "model": draft.model, **lookup}
+    settings: dict[str, Any] = {name: value for name, value in told.items() if value}
+    rule, notes = "greedy_draft", []
     if speculation.padded:
         settings["use_heterogeneous_vocab"] = True
         notes.append("the embeddings differ in padding, which vLLM takes for another vocabulary: drafts greedily only")
@@ -55,12 +53,6 @@ def config(speculation: Speculation) -> ConfigText:
     return _command(speculation, settings, rule, notes)
 
 
-def _method(draft: DraftSpec) -> dict[str, Any]:
-    if draft.method == "ngram":
-        return {"method": "ngram", "prompt_lookup_min": draft.min_tokens, "prompt_lookup_max": draft.max_tokens}
-    return {"method": draft.method} if draft.model is None else {"method": draft.method, "model": draft.model}
-
-
 def _command(speculation: Speculation, settings: dict[str, Any], rule: str, notes: list[str]) -> ConfigText:
     target, dtype = speculation.target, speculation.dtype if speculation.dtype != "auto" else ""
     lines = [f"vllm serve {shlex.quote(target)}{f' --dtype {shlex.quote(dtype)}' if dtype else ''}"]
@@ -68,8 +60,8 @@ def _command(speculation: Speculation, settings: dict[str, Any], rule: str, note
     if settings:
         lines.append(f"  --speculative-config {shlex.quote(json.dumps(settings))}")
         served["speculative-config"] = settings
-    files = {"vllm.yaml": yaml.safe_dump(served, sort_keys=False)}
-    return ConfigText(text=" \\\n".join(lines), rule=rule, notes=notes, files=files)
+    written = yaml.safe_dump(served, sort_keys=False)
+    return ConfigText(text=" \\\n".join(lines), rule=rule, notes=notes, files={"vllm.yaml": written})
 
 
 def _method_findings(plan: Plan) -> Iterator[Finding]:
@@ -120,6 +112,7 @@ def _mtp_findings(plan: Plan) -> Iterator[Finding]:
 
 
 def _gone_findings(plan: Plan) -> Iterator[Finding]:
+    """Of settings that vLLM dropped, or does not take from a draft."""
     k = plan.num_speculative_tokens or 1
     if "speculative_token_tree" in plan.settings:
         yield error("gone", "vLLM dropped speculative_token_tree: it verifies chains only", "drop it")
@@ -128,9 +121,6 @@ def _gone_findings(plan: Plan) -> Iterator[Finding]:
             size = plan.settings[name]
             ranges = [[1, size - 1, k], [size, size, 0]] if is_count(size) and size > 1 else [[1, 1, 0]]
             yield error("gone", f"vLLM dropped {name}", f"write {_SCHEDULE}: {json.dumps(ranges)}")
-
-
-def _parallel_findings(plan: Plan) -> Iterator[Finding]:
     devices, own = plan.settings.get("tensor_parallel_size"), plan.settings.get("draft_tensor_parallel_size")
     if "speculative_config.tensor_parallel_size" in plan.settings:
         missing = "speculative_config has no tensor_parallel_size"
@@ -186,7 +176,7 @@ def _wrong_range(ranges: list[list[int]]) -> list[int] | None:
 def counts_of_series(series: Series) -> Counts | None:
     """From /metrics. Positions are counted over all drafts: cumulative."""
     counts = spec_decode_counts(series, "vllm", "_total", "")
-    if counts.num_drafts is counts.num_draft_tokens is counts.num_accepted_tokens is None:
+    if counts.drafts is counts.proposed is counts.accepted is None:
         return None
     warnings = several(series, "vllm:spec_decode_num_accepted_tokens_total", "model_name")
     return replace(counts, warnings=tuple(warnings))
@@ -200,10 +190,10 @@ def counts_of_object(body: Mapping[str, object]) -> Counts | None:
     steps, at_least = steps_by_accepted(histogram)
     known = numbers_of(body, "num_draft_tokens", "num_accepted_draft_tokens")
     return Counts(
-        num_drafts=steps,
-        num_draft_tokens=known.get("num_draft_tokens"),
-        num_accepted_tokens=known.get("num_accepted_draft_tokens", math.fsum(at_least)),
-        accepted_by_position=at_least,
+        drafts=steps,
+        proposed=known.get("num_draft_tokens"),
+        accepted=known.get("num_accepted_draft_tokens", math.fsum(at_least)),
+        by_position=at_least,
     )
 
 
@@ -216,7 +206,7 @@ def counts_of_line(line: str) -> Counts | None:
     if accepted is None or proposed is None or (listed is None and "Per-position" in line):
         raise unreadable(line)
     if listed is None:
-        return Counts(num_draft_tokens=proposed, num_accepted_tokens=accepted)
+        return Counts(proposed=proposed, accepted=accepted)
     rates = [number(rate) for rate in listed[1].split(", ")]
     return _counts_of_rates(rates, proposed, accepted, mean)
 
@@ -228,10 +218,10 @@ def _counts_of_rates(rates: list[float], proposed: float, accepted: float, mean:
     drafts = float(max(at_least, round(min(accepted / total_rate, proposed)) if told else 0))
     without = mean is not None and accepted > 0 and abs(mean - total_rate) < abs(mean - 1 - total_rate)
     return Counts(
-        num_drafts=drafts,
-        num_draft_tokens=proposed,
-        num_accepted_tokens=accepted,
-        accepted_by_position=tuple(rate * drafts for rate in rates),
+        drafts=drafts,
+        proposed=proposed,
+        accepted=accepted,
+        by_position=tuple(rate * drafts for rate in rates),
         warnings=(_ROUNDED, *((_NO_BONUS,) if without else ())),
     )
 
@@ -248,7 +238,6 @@ ENGINE = Engine(
              "dp_size": "data_parallel_size"},
     config=config,
     checks=(preflight.pair_findings, _method_findings, for_draft_models(_vocabulary_findings), _lookup_findings,
-            _mtp_findings, preflight.mtp_findings, _gone_findings, _parallel_findings, _sampling_findings,
-            _schedule_findings),
+            _mtp_findings, preflight.mtp_findings, _gone_findings, _sampling_findings, _schedule_findings),
     counts_of_series=counts_of_series, counts_of_object=counts_of_object, counts_of_line=counts_of_line,
 )  # fmt: skip
