@@ -126,8 +126,7 @@ def _named(name: str, value: object) -> list[tuple[str, object]]:
     """As the rules look for it; settings of a speculative_config that is given whole, each for itself."""
     for prefix in _OF_THE_DRAFT:
         if name == prefix[:-1] and isinstance(value, dict):
-            whole = _OF_THE_DRAFT[0]
-            return [setting for key, inner in value.items() for setting in _named(f"{whole}{key}", inner)]
+            return [setting for key, inner in value.items() for setting in _named(f"{_OF_THE_DRAFT[0]}{key}", inner)]
         short = name.removeprefix(prefix)
         if short != name:
             return [(f"{_OF_THE_DRAFT[0]}{short}" if short in _OF_BOTH else short, value)]

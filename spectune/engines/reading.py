@@ -36,10 +36,7 @@ class _Read:
 
 
 def read_telemetry(text: str, earlier: str | None = None) -> Telemetry:
-    """Of a /metrics page, response JSON or log; with an earlier page, of the time between the two.
-
-    Raises: ConfigError for text that is none of these, or says nothing of speculative decoding.
-    """
+    """Of a /metrics page, response JSON or log, or of the time since an earlier page. Raises: ConfigError."""
     read = _read(text)
     if earlier is not None:
         before, _ = _whole_lines(_bare(earlier))
@@ -98,7 +95,7 @@ def _of_series(series: Series) -> _Read:
 
 
 def _of_parts(parts: Iterable[tuple[Hashable, _Part]], counters: _Counters[_Part]) -> _Read | None:
-    """All parts that the first engine to understand one understands; of those of one stream, which add up, the last."""
+    """All parts that the first engine to understand one understands; of a stream, whose totals run, the last part."""
     counted: dict[Hashable, Counts] = {}
     engines = list(counters)
     for key, part in parts:

@@ -77,10 +77,7 @@ def best_speculation(recommendation: Recommendation, methods: Sequence[str] | No
 def named_speculation(
     recommendation: Recommendation, draft: str | None, num_speculative_tokens: int | None, tree_width: int
 ) -> Speculation:
-    """What the user names, measured or not; a draft left out is the best one's, a K left out that draft's best.
-
-    Raises: ConfigError for a K or width below 1, and where K is left out for a draft that was not measured.
-    """
+    """What the user names, by default the best draft and its best K. Raises: ConfigError where K is none or unknown."""
     if not all(1 <= given <= LONGEST for given in (tree_width, num_speculative_tokens) if given is not None):
         raise ConfigError(f"K and tree width count from 1, and to {LONGEST:,} at most", "give such whole numbers")
     best = recommendation.best_candidate

@@ -1,4 +1,4 @@
-"""Prometheus text of a server: samples that tell of speculation, what grew between two scrapes, sums and means."""
+"""Prometheus text of a server: samples that tell of speculation, what grew between two scrapes, sums of them."""
 
 import math
 import re
@@ -12,6 +12,7 @@ Series = dict[str, dict[Labels, float]]
 
 _START = "process_start_time_seconds"
 _SAME_START_S = 1.0
+_RESTARTED = "the server restarted between the two scrapes"
 _ONE_RUN = "take both scrapes from one run of the server, and give the earlier one first"
 _MADE = "_created"  # when a counter began
 _TELLING = re.compile(
@@ -20,10 +21,7 @@ _TELLING = re.compile(
 
 
 def exposition(text: str) -> Series:
-    """Samples of Prometheus text whose name tells of speculation, and when the process started.
-
-    Raises: ConfigError for text that is no exposition, a series given twice, or a value that is no count.
-    """
+    """Samples that tell of speculation, and when the process started. Raises: ConfigError where they cannot be read."""
     from prometheus_client.parser import text_string_to_metric_families
 
     told, series = "".join(f"{line}\n" for line in lines_of(text) if _TELLING.match(line)), Series()
@@ -50,7 +48,7 @@ def since(before: Series, after: Series) -> Series:
     """
     starts = [sorted(series.get(_START, {}).values()) for series in (before, after)]
     if any(abs(earlier - later) > _SAME_START_S for earlier, later in zip(*starts, strict=False)):
-        raise _restarted("its process is another")
+        raise ConfigError(f"{_RESTARTED}: its process is another", _ONE_RUN)
     grown = {
         name: {labels: _grown(name, before.get(name, {}).get(labels, 0.0), value) for labels, value in values.items()}
         for name, values in after.items()
@@ -61,18 +59,14 @@ def since(before: Series, after: Series) -> Series:
     return grown
 
 
-def _restarted(sign: str) -> ConfigError:
-    return ConfigError(f"the server restarted between the two scrapes: {sign}", _ONE_RUN)
-
-
 def _grown(name: str, earlier: float, value: float) -> float:
     """Of a counter what came in between, of a gauge its value now."""
     if name.endswith(_MADE) and earlier and abs(value - earlier) > _SAME_START_S:
-        raise _restarted(f"{name} changed")
+        raise ConfigError(f"{_RESTARTED}: {name} changed", _ONE_RUN)
     if not _is_counter(name):
         return value
     if value < earlier:
-        raise _restarted(f"{name} fell from {earlier:g} to {value:g}")
+        raise ConfigError(f"{_RESTARTED}: {name} fell from {earlier:g} to {value:g}", _ONE_RUN)
     return value - earlier
 
 

@@ -10,6 +10,9 @@ _TIMEOUT_S = 10.0
 _MOST_BYTES = 64 * 2**20
 _AS_IN = "write http://host:port/metrics"
 _CHECK, _IS_IT_ONE = "check the address and the server", "is it a metrics page?"
+_LOGIN = "give a user and password before the host, or pipe the page in: curl -H … | spectune telemetry -"
+_CHECK_PATH = "check the path; most engines answer at /metrics, TensorRT-LLM at /prometheus/metrics"
+_REMEDIES = {401: _LOGIN, 403: _LOGIN, 501: "start llama.cpp's server with --metrics"}  # by status
 _SIGNS = {  # in a library's words, and what they mean
     "certificate": "TLS: its certificate is not trusted",
     "ssl": "TLS fails",
@@ -81,7 +84,8 @@ def _page(url: str, place: str, timeout_s: float) -> str:
         problem, remedy = _failure(error)
         raise EngineError(f"{place} {problem}", remedy) from error
     if answer.status_code != 200:
-        raise EngineError(f"{place} answers with status {answer.status_code}", _remedy(answer.status_code))
+        remedy = _REMEDIES.get(answer.status_code, _CHECK_PATH)
+        raise EngineError(f"{place} answers with status {answer.status_code}", remedy)
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -101,11 +105,3 @@ def _failure(error: Exception) -> tuple[str, str]:
         return f"cannot be read: {reason_of(error)}", "check SSL_CERT_FILE and SSL_CERT_DIR"
     said = next((said for sign, said in _SIGNS.items() if sign in str(error).lower()), type(error).__name__)
     return f"cannot be read: {said}", _CHECK
-
-
-def _remedy(status: int) -> str:
-    if status in (401, 403):
-        return "give a user and password before the host, or pipe the page in: curl -H … | spectune telemetry -"
-    if status == 501:
-        return "start llama.cpp's server with --metrics"
-    return "check the path; most engines answer at /metrics, TensorRT-LLM at /prometheus/metrics"

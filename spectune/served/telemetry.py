@@ -15,6 +15,10 @@ MOST = 1e15
 """Beyond it no server has counted."""
 _ENOUGH_TO_BE_DEAD = 50  # proposals
 _AS_WRITTEN = "give the engine's log as it was written"
+_LIKELY = (
+    "likely another tokenizer, chat template or weights than the target's, a draft left at random weights, or heads of "
+    "another model: no K helps"
+)
 _LAST_ONLY = "the source gives averages without counts, which cannot be pooled: the last one is shown"
 
 
@@ -161,15 +165,10 @@ def _doubts(counts: Counts) -> list[str]:
     if 0 in (drafts, proposed):
         return ["nothing was drafted: no data"]
     if proposed and proposed >= _ENOUGH_TO_BE_DEAD and accepted == 0:
-        doubts.append(
-            f"dead draft: 0 accepted of {proposed:g} proposed; likely another tokenizer, chat template or weights than "
-            "the target's, a draft left at random weights, or heads of another model: no K helps"
-        )
+        doubts.append(f"dead draft: 0 accepted of {proposed:g} proposed; {_LIKELY}")
     if drafts and proposed and kept and proposed < drafts * len(kept) * 0.999:
-        doubts.append(
-            f"drafts had {proposed / drafts:.2f} tokens in the mean, up to {len(kept)}: rates at later positions "
-            "are over all drafts, and conditional ones are lower ends"
-        )
+        means = "rates at later positions are over all drafts, and conditional ones are lower ends"
+        doubts.append(f"drafts had {proposed / drafts:.2f} tokens in the mean, up to {len(kept)}: {means}")
     if kept and accepted is not None and abs(math.fsum(kept) - accepted) > 0.01 * max(accepted, 1.0):
         doubts.append(f"positions add up to {math.fsum(kept):g} accepted tokens, not {accepted:g}")
     return doubts

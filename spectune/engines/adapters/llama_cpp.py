@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from spectune.checkpoints.facts import ModelFacts
 from spectune.drafting_spec import DraftSpec
@@ -35,6 +36,7 @@ _REMOVED = {
     "spec_ngram_min_hits": "--spec-ngram-simple-min-hits",
 }
 _TELLING_MEAN = 1.2
+_ROUNDED = "drafts follow from a rounded mean in the log"
 _LINE = re.compile(
     r"draft acceptance(?: rate)? = +([0-9.]+) \( *([0-9]+) accepted / *([0-9]+) generated\)"
     r"(?:, mean (?:len|acceptance length) = +([0-9.]+))?(?:, acceptance rate per position = \(([0-9., ]*)\))?"
@@ -162,14 +164,11 @@ def counts_of_line(line: str) -> Counts | None:
     if drafts and rates and mean is not None:  # a mean near 1 says little, told to two decimals
         at_least = math.ceil(proposed / len(rates))
         drafts = max(drafts, at_least) if mean > _TELLING_MEAN else at_least
-    return Counts(
-        drafts=None if drafts is None else float(drafts),
-        proposed=proposed,
-        accepted=accepted,
-        length=mean,
-        by_position=tuple(rate * drafts for rate in rates) if drafts else (),
-        warnings=("drafts follow from a rounded mean in the log",) if drafts else (),
-    )
+    counts = Counts(proposed=proposed, accepted=accepted, length=mean)
+    if drafts is None:
+        return counts
+    by_position = tuple(rate * drafts for rate in rates)
+    return replace(counts, drafts=float(drafts), by_position=by_position, warnings=(_ROUNDED,) if drafts else ())
 
 
 ENGINE = Engine(

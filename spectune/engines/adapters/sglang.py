@@ -39,11 +39,8 @@ _PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_tok
 def config(speculation: Speculation) -> ConfigText:
     """`python -m sglang.launch_server` and, where EAGLE or EAGLE-3 has a schedule, its tiers of one K each."""
     draft = speculation.draft
-    lines = [
-        "python -m sglang.launch_server",
-        f"--model-path {shlex.quote(speculation.target)}",
-        f"--dtype {shlex.quote(speculation.dtype)}",
-    ]
+    target, dtype = shlex.quote(speculation.target), shlex.quote(speculation.dtype)
+    lines = ["python -m sglang.launch_server", f"--model-path {target}", f"--dtype {dtype}"]
     if draft is None:
         return ConfigText(text=_JOINED.join(lines), rule="none", notes=[])
     model = [] if draft.model is None else [f"--speculative-draft-model-path {shlex.quote(draft.model)}"]
@@ -189,10 +186,8 @@ def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
 
 def counts_of_series(series: Series) -> Counts | None:
     """From /metrics: newer versions count verify steps; the gauges are of the last log interval."""
-    steps, tokens, requests = (
-        _of_speculating_models(series, name)
-        for name in (_CALLS, "sglang:generation_tokens_total", "sglang:num_requests_total")
-    )
+    names = (_CALLS, "sglang:generation_tokens_total", "sglang:num_requests_total")
+    steps, tokens, requests = (_of_speculating_models(series, name) for name in names)
     if steps is None or tokens is None:
         return _of_gauges(series)
     if steps == 0:
@@ -275,13 +270,9 @@ def counts_of_object(body: Mapping[str, object]) -> Counts | None:
         accepted = max(emitted - 1 - steps, 0.0)  # the first token comes from the prompt
     histogram = body.get("spec_correct_drafts_histogram", body.get("spec_accept_histogram"))
     _, at_least = steps_by_accepted(histogram if isinstance(histogram, list) else [])
-    return Counts(
-        drafts=steps,
-        proposed=proposed,
-        accepted=math.fsum(at_least) if accepted is None and at_least else accepted,
-        by_position=at_least,
-        length=known.get("spec_accept_length"),
-    )
+    accepted = math.fsum(at_least) if accepted is None and at_least else accepted
+    length = known.get("spec_accept_length")
+    return Counts(drafts=steps, proposed=proposed, accepted=accepted, by_position=at_least, length=length)
 
 
 def counts_of_line(line: str) -> Counts | None:

@@ -147,17 +147,9 @@ def counts_of_series(series: Series) -> Counts | None:
     drafted = by_position(series, f"{_PREFIX}drafted_tokens_total", "token_position")
     kept = by_position(series, f"{_PREFIX}accepted_tokens_total", "token_position")
     if drafted:
-        proposed, accepted = sum(drafted), sum(kept)
-        kept = (*kept, *[0.0] * (len(drafted) - len(kept)))
-    elif proposed is None:
-        return None
-    return Counts(
-        drafts=drafted[0] if drafted else None,
-        proposed=proposed,
-        accepted=accepted,
-        by_position=kept if drafted else (),
-        warnings=() if drafted else (_NO_ROUNDS,),
-    )
+        every = (*kept, *[0.0] * (len(drafted) - len(kept)))
+        return Counts(drafts=drafted[0], proposed=sum(drafted), accepted=sum(kept), by_position=every)
+    return None if proposed is None else Counts(proposed=proposed, accepted=accepted, warnings=(_NO_ROUNDS,))
 
 
 def counts_of_object(body: Mapping[str, object]) -> Counts | None:

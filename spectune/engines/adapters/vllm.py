@@ -24,6 +24,7 @@ _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _TELLING_RATE = 0.02
 _ROUNDED = "drafts and positions follow from rounded rates in the log"
 _NO_BONUS = "this version prints a mean acceptance length without the bonus token; it is included here"
+_BETWEEN = "a batch that was not measured has the K of the next larger one that was, beyond the largest its K holds"
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
@@ -45,10 +46,7 @@ def config(speculation: Speculation) -> ConfigText:
     if speculation.varies:
         settings["num_speculative_tokens"] = max(k for _, _, k in speculation.batches)
         settings[_SCHEDULE] = [list(step) for step in speculation.batches]
-        notes += [
-            "a batch that was not measured has the K of the next larger one that was, beyond the largest its K holds",
-            "the schedule is ignored under data parallelism",
-        ]
+        notes += [_BETWEEN, "the schedule is ignored under data parallelism"]
     notes.append("requests with min_p or logit_bias are refused under speculation")
     return _command(speculation, settings, rule, notes)
 
@@ -189,12 +187,8 @@ def counts_of_object(body: Mapping[str, object]) -> Counts | None:
         return None
     steps, at_least = steps_by_accepted(histogram)
     known = numbers_of(body, "num_draft_tokens", "num_accepted_draft_tokens")
-    return Counts(
-        drafts=steps,
-        proposed=known.get("num_draft_tokens"),
-        accepted=known.get("num_accepted_draft_tokens", math.fsum(at_least)),
-        by_position=at_least,
-    )
+    accepted = known.get("num_accepted_draft_tokens", math.fsum(at_least))
+    return Counts(drafts=steps, proposed=known.get("num_draft_tokens"), accepted=accepted, by_position=at_least)
 
 
 def counts_of_line(line: str) -> Counts | None:
@@ -217,13 +211,8 @@ def _counts_of_rates(rates: list[float], proposed: float, accepted: float, mean:
     told = total_rate > _TELLING_RATE * len(rates)  # well above its rounding
     drafts = float(max(at_least, round(min(accepted / total_rate, proposed)) if told else 0))
     without = mean is not None and accepted > 0 and abs(mean - total_rate) < abs(mean - 1 - total_rate)
-    return Counts(
-        drafts=drafts,
-        proposed=proposed,
-        accepted=accepted,
-        by_position=tuple(rate * drafts for rate in rates),
-        warnings=(_ROUNDED, *((_NO_BONUS,) if without else ())),
-    )
+    kept, warnings = tuple(rate * drafts for rate in rates), (_ROUNDED, _NO_BONUS) if without else (_ROUNDED,)
+    return Counts(drafts=drafts, proposed=proposed, accepted=accepted, by_position=kept, warnings=warnings)
 
 
 def _figure(line: str, name: str) -> float | None:
