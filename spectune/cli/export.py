@@ -17,8 +17,7 @@ def export(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a profile.")],
     engine: Annotated[str, typer.Option(metavar="ENGINE", help="Engine that is to serve, such as vllm@0.32.")],
     draft: Annotated[
-        str | None,
-        typer.Option(metavar="SPEC", help="Another draft, measured or not: eagle3:MODEL, mtp …"),
+        str | None, typer.Option(metavar="SPEC", help="Another draft, measured or not: eagle3:MODEL, mtp …")
     ] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--num-speculative-tokens", "-k", metavar="K", help="Another K, in tokens.")

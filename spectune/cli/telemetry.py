@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spectune.served.telemetry import Telemetry
 
 _MOST_BYTES = 1 << 28
+_NOT_TOLD = "not told"
 _ADDRESS = re.compile(r"[^/]+:\d+(?:/|$)|\w+://|[^/]*@")
 
 
@@ -50,7 +51,12 @@ def telemetry(
     figures, depth = _read([source] if later is None else [source, later]), None
     nothing = nothing_drafted(figures)
     if profile and not nothing:
-        figures, depth = _judged(figures, profile, temperature or 0.0, draft)
+        from spectune.decide.served_depth import judged
+        from spectune.drafting_spec import draft_spec
+        from spectune.profile.store import load_profile
+
+        spec = draft and draft_spec(draft).text
+        figures, depth = judged(load_profile(profile), figures, temperature or 0.0, spec)
     if as_json:
         result = {**asdict(figures), "depth": depth and asdict(depth)}
         print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
@@ -79,9 +85,8 @@ def _text(source: str) -> str:
         return fetched(source)
     data = _bytes(source)
     if len(data) > _MOST_BYTES:
-        raise ConfigError(
-            f"{source} holds more than {_MOST_BYTES >> 20} MiB", "give the part that matters: tail -n 100000"
-        )
+        problem = f"{source} holds more than {_MOST_BYTES >> 20} MiB"
+        raise ConfigError(problem, "give the part that matters: tail -n 100000")
     if b"\0" in data:
         raise ConfigError(f"{source} is no text", "give a /metrics page, JSON or a log in UTF-8")
     return data.decode("utf-8", errors="replace")  # logs hold parts of characters
@@ -102,20 +107,12 @@ def _bytes(source: str) -> bytes:
         raise ConfigError(f"{source} cannot be read: {reason_of(error)}", remedy) from error
 
 
-def _judged(
-    figures: "Telemetry", directory: Path, temperature: float, draft: str | None
-) -> "tuple[Telemetry, ServedDepth | None]":
-    from spectune.decide.served_depth import judged
-    from spectune.drafting_spec import draft_spec
-    from spectune.profile.store import load_profile
-
-    return judged(load_profile(directory), figures, temperature, draft and draft_spec(draft).text)
-
-
 def _summary(figures: "Telemetry", depth: "ServedDepth | None") -> str:
     rates = {"cumulative": figures.cumulative_acceptance_rate, "conditional": figures.conditional_acceptance_rate}
+    told = _shown(figures.acceptance_length, ".2f")
+    per_round = f"tokens per round are {told}" if told == _NOT_TOLD else f"{told} tokens per round, bonus included"
     lines = [
-        f"{figures.engine}: {_per_round(figures.acceptance_length)}",
+        f"{figures.engine}: {per_round}",
         f"accepted of proposed  {_shown(figures.draft_acceptance_rate, '.3f')}",
         *(f"{name:<21} {' '.join(_shown(rate, '.3f') for rate in values)}" for name, values in rates.items() if values),
         f"drafts {_shown(figures.num_drafts, ',.0f')}, proposed {_shown(figures.num_draft_tokens, ',.0f')}, "
@@ -127,11 +124,7 @@ def _summary(figures: "Telemetry", depth: "ServedDepth | None") -> str:
 
 
 def _shown(value: float | None, form: str) -> str:
-    return "not told" if value is None else format(value, form)
-
-
-def _per_round(length: float | None) -> str:
-    return "tokens per round are not told" if length is None else f"{length:.2f} tokens per round, bonus included"
+    return _NOT_TOLD if value is None else format(value, form)
 
 
 def _depth_text(depth: "ServedDepth") -> str:

@@ -26,22 +26,16 @@ class EngineVersion:
 
     @property
     def unchecked(self) -> str | None:
-        """What is to be said where the adapter was held against another: in the numbers that both give, or where this
-        gives none of the first two.
-        """
-        engine = self.engine
-        given, checked = (re.findall(r"\d+", text) for text in (self.version, engine.checked_against))
+        """What is to be said where it differs from that checked in a number that both give, or gives too few."""
+        given, checked = (re.findall(r"\d+", text) for text in (self.version, self.engine.checked_against))
         common = min(len(given), len(checked))
         if common >= min(2, len(checked)) and given[:common] == checked[:common]:
             return None
-        return f"not checked against {engine.name} {self.version}, only against {engine.checked_against}"
+        return f"not checked against {self.engine.name} {self.version}, only against {self.engine.checked_against}"
 
 
 def engine_named(text: str) -> EngineVersion:
-    """The engine and version of `vllm@0.32`; without a version, the one it was checked against.
-
-    Raises: ConfigError for an engine that is not known.
-    """
+    """The engine and version of `vllm@0.32`, by default the one it was checked against. Raises: ConfigError."""
     name, _, version = text.partition("@")
     known = _ALSO.get(name.lower(), name.lower())
     if known not in ENGINES:

@@ -36,10 +36,7 @@ class EngineConfig:
 
 
 def engine_config(speculation: Speculation, engine: str, folder: Path | None = None) -> EngineConfig:
-    """What to paste there, its files in a folder; a version that it was not checked against is a warning.
-
-    Raises: ConfigError.
-    """
+    """What to paste there, its files in a folder; a version that was not checked is a warning. Raises: ConfigError."""
     served = engine_named(engine)
     able, notes, warnings = _able(speculation, served)
     written = served.engine.config(able)
@@ -100,19 +97,14 @@ def exported_config(
     if recommendation.verdict == "speculate":
         return recommended_config(recommendation, engine, folder)
     config = engine_config(replace(best_speculation(recommendation), draft=None), engine, folder)
-    return replace(config, notes=[_verdict(recommendation), *config.notes])
+    return replace(config, notes=[f"the profile's verdict is {recommendation.verdict}", *config.notes])
 
 
 def _or_best(named: Speculation, recommendation: Recommendation, engine: str) -> Speculation:
     """What the user names; where the engine has no such method, the best measured that it has."""
     methods = engine_named(engine).engine.methods
-    if named.draft is None or named.draft.method in methods:
-        return named
     best = best_speculation(recommendation, methods)
-    if best.draft is None or best.draft.method not in methods:
+    if named.draft is None or named.draft.method in methods or not best.draft or best.draft.method not in methods:
         return named
-    return replace(best, instead_of=named.draft.text, notes=[_verdict(recommendation), *best.notes])
-
-
-def _verdict(recommendation: Recommendation) -> str:
-    return f"the profile's verdict is {recommendation.verdict}"
+    notes = [f"the profile's verdict is {recommendation.verdict}", *best.notes]
+    return replace(best, instead_of=named.draft.text, notes=notes)

@@ -20,6 +20,14 @@ class ConfigText:
     files: dict[str, str] = field(default_factory=dict)
 
 
+Check = Callable[[Plan], Iterator[Finding]]
+
+
+def for_draft_models(check: Check) -> Check:
+    """A check that goes for draft models only."""
+    return lambda plan: check(plan) if plan.draft.method == "draft_model" else iter(())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """A serving engine. Those without any of the counters are libraries, which tell nothing of themselves."""
@@ -30,7 +38,7 @@ class Engine:
     trees: Sequence[str] = ()  # methods whose proposals may branch; all others are verified as chains
     in_full: Mapping[str, str] = field(default_factory=dict)  # its short names of settings, and what they stand for
     config: Callable[[Speculation], ConfigText]
-    findings: Callable[[Plan], Iterator[Finding]]
+    checks: Sequence[Check]  # of a preflight: what it would refuse, change by itself, or do inexactly
     counts_of_series: Callable[[Series], Counts | None] | None = None
     counts_of_object: Callable[[Mapping[str, object]], Counts | None] | None = None
     counts_of_line: Callable[[str], Counts | None] | None = None

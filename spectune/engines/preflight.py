@@ -2,11 +2,25 @@
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeGuard
 
 from spectune.checkpoints.facts import PADDING, ModelFacts
 from spectune.drafting_spec import DraftSpec
 from spectune.errors import printable
+
+CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  # as the engines call it
+OTHER_VOCABULARY = (
+    "use a draft of the target's family, or n-gram; vLLM (use_heterogeneous_vocab, greedy drafting) and transformers "
+    "(universal assisted generation) can map vocabularies"
+)
+TOKENS_APART = "check that such tokens do not occur in your texts"
+_MORE_TOKENS, _HEAD_LAYERS = 1.1, 4
+# model_type of what vLLM 0.32 serves with heads of its own (vllm/config/speculative.py)
+_MAY_HAVE_HEADS = (
+    "bailing", "deepseek", "dots3", "ernie", "exaone", "gemma4", "glm", "hy_v", "inkling", "kimi", "longcat", "mimo",
+    "minimax", "nemotron", "pangu", "qwen3_5", "qwen3_next", "qwen4", "step3",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +45,7 @@ class Plan:
         return None if ours is None or theirs is None or ours == theirs else (ours, theirs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What a preflight found: `error` is impossible or not exact, `warning` works otherwise than one may think."""
 
@@ -41,19 +55,7 @@ class Finding:
     remedy: str
 
 
-def error(code: str, message: str, remedy: str) -> Finding:
-    """Impossible there, or not exact."""
-    return Finding(level="error", code=code, message=message, remedy=remedy)
-
-
-def warning(code: str, message: str, remedy: str) -> Finding:
-    """Works, otherwise than one may think."""
-    return Finding(level="warning", code=code, message=message, remedy=remedy)
-
-
-def info(code: str, message: str, remedy: str) -> Finding:
-    """Works, and why."""
-    return Finding(level="info", code=code, message=message, remedy=remedy)
+error, warning, info = partial(Finding, "error"), partial(Finding, "warning"), partial(Finding, "info")
 
 
 def is_count(value: object) -> TypeGuard[int]:
@@ -61,16 +63,7 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-# ------------------------------------------------------------------------------------------------ vocabularies
-
-OTHER_VOCABULARY = (
-    "use a draft of the target's family, or n-gram; vLLM (use_heterogeneous_vocab, greedy drafting) and transformers "
-    "(universal assisted generation) can map vocabularies"
-)
-_MORE_TOKENS = 1.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
     """Where two tokenizers part; `lacks` where one only has tokens more than the other, a tenth at most."""
 
@@ -83,23 +76,18 @@ def first_difference(plan: Plan) -> Difference | None:
 
     None where all agree, and where one of them is not known. Tokens that only fill up a vocabulary are none.
     """
-    ours, theirs = _texts(plan.target), _texts(plan.drafting)
-    if not ours or not theirs:
-        return None
-    common = sorted(ours.keys() & theirs.keys())
-    other_text = next((token_id for token_id in common if ours[token_id] != theirs[token_id]), None)
-    lacking = min(ours.keys() ^ theirs.keys(), default=None)
-    first = lacking if other_text is None else other_text
-    if first is None:
+    ours, theirs = (
+        {token_id: text for token_id, text in model.texts.items() if not PADDING.fullmatch(text)}
+        for model in (plan.target, plan.drafting)
+    )
+    other_texts = [token_id for token_id in ours.keys() & theirs.keys() if ours[token_id] != theirs[token_id]]
+    first = min(other_texts or ours.keys() ^ theirs.keys(), default=None)
+    if not ours or not theirs or first is None:
         return None
     sizes = "" if len(ours) == len(theirs) else f" ({len(ours)} tokens and {len(theirs)})"
     message = f"the tokenizers differ{sizes}: {texts_at(first, ours.get(first), theirs.get(first))}"
     few, many = sorted((len(ours), len(theirs)))
-    return Difference(message=message, lacks=other_text is None and many <= _MORE_TOKENS * few)
-
-
-def _texts(model: ModelFacts) -> dict[int, str]:
-    return {token_id: text for token_id, text in model.texts.items() if not PADDING.fullmatch(text)}
+    return Difference(message, lacks=not other_texts and many <= _MORE_TOKENS * few)
 
 
 def texts_at(token_id: int, ours: str | None, theirs: str | None) -> str:
@@ -119,20 +107,11 @@ def vocabulary_finding(plan: Plan, engine: str) -> Finding | None:
     return warning("vocabulary", message, TOKENS_APART)
 
 
-TOKENS_APART = "check that such tokens do not occur in your texts"
-
-
 def padding_findings(plan: Plan, remedy: str, taken_for: str = "padding only") -> Iterator[Finding]:
     """For engines that bear embeddings of other sizes."""
     if plan.unequal_rows:
         ours, theirs = plan.unequal_rows
         yield info("padding", f"embeddings of {ours} and {theirs} rows with the same tokens: {taken_for}", remedy)
-
-
-# ------------------------------------------------------------------------------------------------ any pair
-
-CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  # as the engines call it
-_HEAD_LAYERS = 4
 
 
 def method_findings(plan: Plan, engine: str, methods: Container[str], remedy: str) -> Iterator[Finding]:
@@ -143,32 +122,25 @@ def method_findings(plan: Plan, engine: str, methods: Container[str], remedy: st
 
 def pair_findings(plan: Plan) -> Iterator[Finding]:
     """What any engine meets: tokens that could not be compared, a draft that ends before the target does."""
-    if plan.model is None:
-        return
-    yield from _kind_findings(plan, plan.model)
-    yield from _head_findings(plan, plan.model)
-    if plan.draft.method == "draft_model":
-        yield from _untold_findings(plan.target, plan.model)
-    yield from _positions_findings(plan, plan.model)
+    if plan.model is not None:
+        yield from _head_findings(plan, plan.model)
+        if plan.draft.method == "draft_model":
+            yield from _untold_findings(plan.target, plan.model)
+        yield from _positions_findings(plan, plan.model)
 
 
-def _kind_findings(plan: Plan, model: ModelFacts) -> Iterator[Finding]:
-    """Whether what is given as a head is one; whether a draft model is none."""
-    method = plan.draft.method
+def _head_findings(plan: Plan, model: ModelFacts) -> Iterator[Finding]:
+    """Whether what is given as a head is one, of this target, and predicts as much as is asked; a draft model none."""
+    method, k, heads = plan.draft.method, plan.num_speculative_tokens, model.medusa_heads
+    size, wanted = plan.target.hidden_size, model.target_hidden_size or model.hidden_size
     if method == "draft_model" and model.head:
         message = f"{model.name} is a head by its config ({model.head}), no draft model"
         yield error("method", message, f"give it as a head: eagle3:{plan.draft.model}, or eagle:, medusa:")
     elif method in ("eagle", "eagle3", "medusa") and not model.head and (model.layers or 0) > _HEAD_LAYERS:
         message = f"{model.name} has {model.layers} layers and is no head by its config"
         yield warning("method", message, f"give it as a draft model: {plan.draft.model}")
-
-
-def _head_findings(plan: Plan, model: ModelFacts) -> Iterator[Finding]:
-    """Whether a head is one of this target, and predicts as much as is asked of it."""
-    method, k, heads = plan.draft.method, plan.num_speculative_tokens, model.medusa_heads
-    sizes = plan.target.hidden_size, model.target_hidden_size or model.hidden_size
-    if method in ("eagle", "eagle3") and model.head and None not in sizes and sizes[0] != sizes[1]:
-        message = f"the head is for a hidden size of {sizes[1]}, the target's is {sizes[0]}"
+    if method in ("eagle", "eagle3") and model.head and None not in (size, wanted) and size != wanted:
+        message = f"the head is for a hidden size of {wanted}, the target's is {size}"
         yield error("hidden-size", message, "use a head that was trained for this target")
     if method == "medusa" and heads and k is not None and k > heads:
         message = f"{model.name} has {heads} heads: it proposes no more tokens than that"
@@ -191,15 +163,6 @@ def _positions_findings(plan: Plan, model: ModelFacts) -> Iterator[Finding]:
     if own is not None and served is not None and own < served:
         message = f"the draft has {own} positions, the target is served with {served}: longer texts have no draft"
         yield warning("positions", message, f"serve with at most {own} tokens, or a draft with more positions")
-
-
-# ------------------------------------------------------------------------------------------------ a target's own heads
-
-# model_type of what vLLM 0.32 serves with heads of its own (vllm/config/speculative.py)
-_MAY_HAVE_HEADS = (
-    "bailing", "deepseek", "dots3", "ernie", "exaone", "gemma4", "glm", "hy_v", "inkling", "kimi", "longcat", "mimo",
-    "minimax", "nemotron", "pangu", "qwen3_5", "qwen3_next", "qwen4", "step3",
-)  # fmt: skip
 
 
 def mtp_findings(plan: Plan) -> Iterator[Finding]:

@@ -3,22 +3,21 @@
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeVar
 
 from spectune.engines.catalogue import ENGINES
 from spectune.errors import ConfigError
 from spectune.served.exposition import Series, exposition, since
-from spectune.served.numbers import lines_of
-from spectune.served.telemetry import Counts, Telemetry, pooled, telemetry
+from spectune.served.telemetry import Counts, Telemetry, lines_of, pooled, telemetry
 
 _DEPTH = 12  # of JSON
 _JSON = re.compile(r"\{|data:|\[\s*[\[{\]]")  # a log line may begin with a bracket, around its time
 _HTML = re.compile(r"<(?:!doctype|html|head|body|\?xml)", re.IGNORECASE)
 _STREAM = re.compile(r"(?:event|id|retry|):.*?^data:", re.MULTILINE | re.DOTALL)
-_SAMPLE = re.compile(
-    r"^# (?:HELP|TYPE) |^(?:vllm:|sglang:|llamacpp:|trtllm_)[\w:]+(?:\{.*\})?[ \t]+[-+\dNI]", re.MULTILINE
-)
+_SAMPLE = re.compile(r"(?m)^# (?:HELP|TYPE) |^(?:vllm:|sglang:|llamacpp:|trtllm_)[\w:]+(?:\{.*\})?[ \t]+[-+\dNI]")
 _REMEDY = "give a /metrics page, the JSON of responses, or log lines"
 
 _Part = TypeVar("_Part")  # of a text: an object of JSON, or a line
@@ -37,10 +36,7 @@ class _Read:
 
 
 def read_telemetry(text: str, earlier: str | None = None) -> Telemetry:
-    """Of a /metrics page, response JSON or log; with an earlier page, of the time between the two.
-
-    Raises: ConfigError for text that is none of these, or says nothing of speculative decoding.
-    """
+    """Of a /metrics page, response JSON or log, or of the time since an earlier page. Raises: ConfigError."""
     read = _read(text)
     if earlier is not None:
         before, _ = _whole_lines(_bare(earlier))
@@ -94,51 +90,32 @@ def _of_series(series: Series) -> _Read:
         counts = counts_of(series)
         if counts is not None:
             return _Read(series=series, engine=engine, counts=counts)
-    raise ConfigError(
-        "the metrics tell nothing of speculative decoding", "serve with speculation on, and with metrics enabled"
-    )
+    remedy = "serve with speculation on, and with metrics enabled"
+    raise ConfigError("the metrics tell nothing of speculative decoding", remedy)
 
 
 def _of_parts(parts: Iterable[tuple[Hashable, _Part]], counters: _Counters[_Part]) -> _Read | None:
-    """All parts that one engine understands, pooled; the first that understands any is it.
-
-    Of parts with equal keys, which are those of one stream, the last counts: they are running totals.
-    """
+    """All parts that the first engine to understand one understands; of a stream, whose totals run, the last part."""
     counted: dict[Hashable, Counts] = {}
-    understood_by: str | None = None
+    engines = list(counters)
     for key, part in parts:
-        for engine in [understood_by] if understood_by else counters:
-            counts = counters[engine](part)
-            if counts is not None:
-                counted[key] = counts
-                understood_by = engine
-                break
-    if understood_by is None:
-        return None
-    return _Read(series=None, engine=understood_by, counts=pooled(list(counted.values())))
-
-
-# ------------------------------------------------------------------------------------------------ JSON
+        understood = ((engine, counts) for engine in engines if (counts := counters[engine](part)) is not None)
+        for engine, counts in islice(understood, 1):
+            engines, counted[key] = [engine], counts
+    return _Read(series=None, engine=engines[0], counts=pooled(list(counted.values()))) if counted else None
 
 
 def _objects(text: str) -> list[tuple[Hashable, Mapping[str, object]]]:
     """Every object of JSON, of JSON lines, or of a stream's `data:` lines, with a key of its own or its stream's."""
-    objects: list[tuple[Hashable, Mapping[str, object]]] = []
-    for stream, document in _documents(text):
-        first = len(objects)
-        objects += [
-            (first + place if stream is None else stream, inner) for place, inner in enumerate(_inside(document, 0))
-        ]
-    return objects
+    objects = ((stream, inner) for stream, document in _documents(text) for inner in _inside(document, 0))
+    return [(place if stream is None else stream, inner) for place, (stream, inner) in enumerate(objects)]
 
 
 def _documents(text: str) -> Iterator[tuple[Hashable, object]]:
     """Documents, each with the stream that it is a chunk of."""
-    try:
+    with suppress(ValueError, RecursionError):
         yield None, json.loads(text)
         return
-    except (ValueError, RecursionError):
-        pass
     lines, stream = [line.strip() for line in lines_of(text)], 1
     streamed = any(line.startswith("data:") for line in lines)
     for number, line in enumerate(lines, 1):

@@ -51,10 +51,9 @@ class Speculation:
     @property
     def batches(self) -> list[tuple[int, int, int]]:
         """(first, last, K) without gaps: a batch that was not measured has the K of the next larger one that was."""
-        ends = [step.batch for step in self.schedule]
-        ks = [step.num_speculative_tokens for step in self.schedule]
-        starts = [1, *(end + 1 for end in ends[:-1])]
-        return [(first, last, k) for first, last, k in zip(starts, ends, ks, strict=True)]
+        starts = [1, *(step.batch + 1 for step in self.schedule)]
+        steps = zip(starts, self.schedule, strict=False)
+        return [(first, step.batch, step.num_speculative_tokens) for first, step in steps]
 
     @property
     def varies(self) -> bool:
@@ -68,8 +67,8 @@ def best_speculation(recommendation: Recommendation, methods: Sequence[str] | No
     if methods is not None and draft_spec(best.draft).method not in methods:
         able = [candidate for candidate in _stand_ins(recommendation) if draft_spec(candidate.draft).method in methods]
         if able:
-            by_batch = len(recommendation.by_batch) > 1
-            notes = [f"no schedule by batch: it was decided for {best.draft} only"] if by_batch else []
+            note = f"no schedule by batch: it was decided for {best.draft} only"
+            notes = [note] if len(recommendation.by_batch) > 1 else []
             return replace(_of(recommendation, _fastest(able)), instead_of=best.draft, notes=notes)
     schedule = recommendation.by_batch if recommendation.verdict == "speculate" else []
     return replace(_of(recommendation, best), schedule=schedule, lengths=recommendation.acceptance_length_by_rule)
@@ -78,26 +77,21 @@ def best_speculation(recommendation: Recommendation, methods: Sequence[str] | No
 def named_speculation(
     recommendation: Recommendation, draft: str | None, num_speculative_tokens: int | None, tree_width: int
 ) -> Speculation:
-    """What the user names, measured or not; a draft left out is the best one's, a K left out that draft's best.
-
-    Raises: ConfigError for a K or width below 1, and where K is left out for a draft that was not measured.
-    """
-    given = [tree_width, *([] if num_speculative_tokens is None else [num_speculative_tokens])]
-    if min(given) < 1 or max(given) > LONGEST:
+    """What the user names, by default the best draft and its best K. Raises: ConfigError where K is none or unknown."""
+    if not all(1 <= given <= LONGEST for given in (tree_width, num_speculative_tokens) if given is not None):
         raise ConfigError(f"K and tree width count from 1, and to {LONGEST:,} at most", "give such whole numbers")
-    spec = draft_spec(recommendation.best_candidate.draft if draft is None else draft)
+    best = recommendation.best_candidate
+    spec = draft_spec(best.draft if draft is None else draft)
     measured = [candidate for candidate in _at_its_temperature(recommendation) if candidate.draft == spec.text]
     if not measured and num_speculative_tokens is None:
         raise ConfigError(f"draft {spec.text!r} was not measured, so its K is not known", "give -k")
     k = num_speculative_tokens or _fastest(measured).num_speculative_tokens
-    chains = measured if tree_width == 1 else []
-    candidate = next((candidate for candidate in chains if candidate.num_speculative_tokens == k), None)
-    if candidate is None:
+    same = [candidate for candidate in measured if candidate.num_speculative_tokens == k and tree_width == 1]
+    if not same:
         return _unmeasured(recommendation, spec, k, tree_width)
-    best = recommendation.best_candidate
     best_setting = f"{best.draft}, K = {best.num_speculative_tokens}"
     note = f"as asked for; the profile's verdict is {recommendation.verdict}, its best {best_setting}"
-    return replace(_of(recommendation, candidate), notes=[note])
+    return replace(_of(recommendation, same[0]), notes=[note])
 
 
 def _unmeasured(recommendation: Recommendation, spec: DraftSpec, k: int, tree_width: int) -> Speculation:
@@ -124,8 +118,7 @@ def _at_its_temperature(recommendation: Recommendation) -> list[Candidate]:
 
 def _stand_ins(recommendation: Recommendation) -> list[Candidate]:
     """Those that may be given instead of the best: where that one is to speculate, they must be worth it too."""
-    needed = recommendation.verdict == "speculate"
-    candidates = _at_its_temperature(recommendation)
+    candidates, needed = _at_its_temperature(recommendation), recommendation.verdict == "speculate"
     return [candidate for candidate in candidates if candidate.verdict == "speculate" or not needed]
 
 

@@ -1,11 +1,10 @@
-"""Prometheus text of a server: samples that tell of speculation, what grew between two scrapes, sums and means."""
+"""Prometheus text of a server: samples that tell of speculation, what grew between two scrapes, sums of them."""
 
 import math
 import re
-from collections.abc import Container
 
 from spectune.errors import ConfigError, printable
-from spectune.served.numbers import MOST, lines_of
+from spectune.served.telemetry import MOST, Counts, lines_of
 
 Labels = tuple[tuple[str, str], ...]
 Series = dict[str, dict[Labels, float]]
@@ -13,6 +12,8 @@ Series = dict[str, dict[Labels, float]]
 
 _START = "process_start_time_seconds"
 _SAME_START_S = 1.0
+_RESTARTED = "the server restarted between the two scrapes"
+_ONE_RUN = "take both scrapes from one run of the server, and give the earlier one first"
 _MADE = "_created"  # when a counter began
 _TELLING = re.compile(
     rf"(?:vllm|sglang|llamacpp):spec_|trtllm_spec_|{_START}\b|sglang:(?:generation_tokens|num_requests)_total\b"
@@ -20,20 +21,16 @@ _TELLING = re.compile(
 
 
 def exposition(text: str) -> Series:
-    """Samples of Prometheus text whose name tells of speculation, and when the process started.
-
-    Raises: ConfigError for text that is no exposition, a series given twice, or a value that is no count.
-    """
+    """Samples that tell of speculation, and when the process started. Raises: ConfigError where they cannot be read."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    lines = [line for line in lines_of(text) if _TELLING.match(line)]
-    series: Series = {}
+    told, series = "".join(f"{line}\n" for line in lines_of(text) if _TELLING.match(line)), Series()
     try:
-        families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
+        samples = [sample for family in text_string_to_metric_families(told or "\n") for sample in family.samples]
     except Exception as error:  # its parser meets hostile text with any error
         reason = str(error).split("\n")[0][:120]
         raise ConfigError(f"the metrics cannot be parsed: {reason}", "give the text of a /metrics page") from error
-    for sample in (sample for family in families for sample in family.samples):
+    for sample in samples:
         labels, values = tuple(sorted(sample.labels.items())), series.setdefault(sample.name, {})
         if labels in values:
             raise ConfigError(f"the metrics hold {sample.name} twice, with equal labels", "scrape one server at a time")
@@ -45,16 +42,13 @@ def exposition(text: str) -> Series:
 
 
 def since(before: Series, after: Series) -> Series:
-    """What was counted between two scrapes, series by series.
+    """What was counted between two scrapes, series by series; one that the earlier lacks counted from 0.
 
-    A series that the earlier one lacks counted from 0: some servers show a counter from its first increment on.
-
-    Raises: ConfigError where a counter fell, vanished, or was made anew, or the process started in between: the server
-    restarted.
+    Raises: ConfigError where the server restarted: a counter fell, vanished, or began anew, or the process did.
     """
     starts = [sorted(series.get(_START, {}).values()) for series in (before, after)]
     if any(abs(earlier - later) > _SAME_START_S for earlier, later in zip(*starts, strict=False)):
-        raise _restarted("its process is another")
+        raise ConfigError(f"{_RESTARTED}: its process is another", _ONE_RUN)
     grown = {
         name: {labels: _grown(name, before.get(name, {}).get(labels, 0.0), value) for labels, value in values.items()}
         for name, values in after.items()
@@ -65,21 +59,14 @@ def since(before: Series, after: Series) -> Series:
     return grown
 
 
-_ONE_RUN = "take both scrapes from one run of the server, and give the earlier one first"
-
-
-def _restarted(sign: str) -> ConfigError:
-    return ConfigError(f"the server restarted between the two scrapes: {sign}", _ONE_RUN)
-
-
 def _grown(name: str, earlier: float, value: float) -> float:
     """Of a counter what came in between, of a gauge its value now."""
     if name.endswith(_MADE) and earlier and abs(value - earlier) > _SAME_START_S:
-        raise _restarted(f"{name} changed")
+        raise ConfigError(f"{_RESTARTED}: {name} changed", _ONE_RUN)
     if not _is_counter(name):
         return value
     if value < earlier:
-        raise _restarted(f"{name} fell from {earlier:g} to {value:g}")
+        raise ConfigError(f"{_RESTARTED}: {name} fell from {earlier:g} to {value:g}", _ONE_RUN)
     return value - earlier
 
 
@@ -93,6 +80,18 @@ def total(series: Series, *names: str) -> float | None:
     return next((math.fsum(series[name].values()) for name in names if name in series), None)
 
 
+def spec_decode_counts(series: Series, engine: str, *suffixes: str) -> Counts:
+    """Of counters under the names that vLLM gave them, which llama.cpp took over."""
+    counted = f"{engine}:spec_decode_num_"
+    drafts, proposed, accepted = (
+        total(series, *(f"{counted}{what}{suffix}" for suffix in suffixes))
+        for what in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    positions = [f"{counted}accepted_tokens_per_pos{suffix}" for suffix in suffixes]
+    kept = by_position(series, next((name for name in positions if name in series), ""))
+    return Counts(drafts=drafts, proposed=proposed, accepted=accepted, by_position=kept)
+
+
 def by_position(series: Series, name: str, label: str = "position") -> tuple[float, ...]:
     """Sums by position, 0 and up. Raises: ConfigError for positions that are no numbers, or leave gaps."""
     sums: dict[int, float] = {}
@@ -104,12 +103,6 @@ def by_position(series: Series, name: str, label: str = "position") -> tuple[flo
     if sorted(sums) != list(range(len(sums))):
         raise ConfigError(f"{name} lacks a {label}: it has {', '.join(map(str, sorted(sums)[:9]))}", "scrape anew")
     return tuple(sums[place] for place in range(len(sums)))
-
-
-def mean(series: Series, name: str, among: Container[Labels]) -> float | None:
-    """Over the series of a gauge with these labels; None where there is none."""
-    values = [value for labels, value in series.get(name, {}).items() if labels in among]
-    return math.fsum(values) / len(values) if values else None
 
 
 def several(series: Series, name: str, label: str) -> list[str]:

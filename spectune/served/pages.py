@@ -8,6 +8,22 @@ from spectune.errors import ConfigError, EngineError, reason_of
 
 _TIMEOUT_S = 10.0
 _MOST_BYTES = 64 * 2**20
+_AS_IN = "write http://host:port/metrics"
+_CHECK, _IS_IT_ONE = "check the address and the server", "is it a metrics page?"
+_LOGIN = "give a user and password before the host, or pipe the page in: curl -H … | spectune telemetry -"
+_CHECK_PATH = "check the path; most engines answer at /metrics, TensorRT-LLM at /prometheus/metrics"
+_REMEDIES = {401: _LOGIN, 403: _LOGIN, 501: "start llama.cpp's server with --metrics"}  # by status
+_SIGNS = {  # in a library's words, and what they mean
+    "certificate": "TLS: its certificate is not trusted",
+    "ssl": "TLS fails",
+    "refused": "connection refused",
+    "name or service": "no such host",
+    "name resolution": "no such host",
+    "peer closed": "the connection ended midway",
+    "disconnected": "the connection ended midway",
+    "unreachable": "the network is unreachable",
+    "timed out": "it does not answer in time",
+}
 
 
 def is_url(text: str) -> bool:
@@ -16,36 +32,29 @@ def is_url(text: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """The URL without user, password, query and fragment.
-
-    Raises: ConfigError for what is no URL of a server, and where an @ beyond the host leaves open where that is.
-    """
+    """The URL without user, password, query and fragment. Raises: ConfigError where it names no server for sure."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
+        raise ConfigError("the URL is malformed", _AS_IN) from error
     if "@" in parts.path + parts.query + parts.fragment:
-        raise ConfigError(
-            "the URL has an @ beyond its host", "write / ? # in a password as %2F %3F %23, @ in a path as %40"
-        )
+        remedy = "write / ? # in a password as %2F %3F %23, @ in a path as %40"
+        raise ConfigError("the URL has an @ beyond its host", remedy)
     if not host or any(character.isspace() for character in parts.netloc):
-        raise ConfigError("the URL names no host", "write http://host:port/metrics")
+        raise ConfigError("the URL names no host", _AS_IN)
     return f"{parts.scheme.lower()}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}{parts.path}"
 
 
 def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
-    """The body of a page; a user and password in the URL go into the request and nowhere else.
-
-    Raises: EngineError where the server is missing, refuses, is too slow, dies midway or fails TLS.
-    """
+    """The body of a page. Raises: EngineError where the server is missing, refuses, is too slow, dies or fails TLS."""
     import httpx2
 
     place, answer = shown(url), Future[str]()
     try:
         httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError) as error:
-        raise ConfigError("the URL is malformed", "write http://host:port/metrics") from error
+        raise ConfigError("the URL is malformed", _AS_IN) from error
 
     def work() -> None:
         try:
@@ -70,52 +79,29 @@ def _page(url: str, place: str, timeout_s: float) -> str:
             for chunk in answer.iter_bytes():
                 body += chunk
                 if len(body) > _MOST_BYTES:
-                    raise EngineError(
-                        f"{place} answers with more than {_MOST_BYTES >> 20} MiB", "is it a metrics page?"
-                    )
-    except (httpx2.InvalidURL, UnicodeError) as error:
-        raise EngineError(f"{place} leads to a malformed URL", "check the address and the server") from error
-    except (ImportError, ValueError) as error:  # a proxy of an unknown kind, or of one that needs another package
-        raise EngineError(
-            f"{place} cannot be read: the proxy that the environment names is not supported",
-            "unset ALL_PROXY, or install httpx2[socks]",
-        ) from error
-    except OSError as error:  # of SSL_CERT_FILE
-        raise EngineError(
-            f"{place} cannot be read: {reason_of(error)}", "check SSL_CERT_FILE and SSL_CERT_DIR"
-        ) from error
-    except httpx2.HTTPError as error:
-        raise EngineError(f"{place} cannot be read: {_reason(error)}", "check the address and the server") from error
+                    raise EngineError(f"{place} answers with more than {_MOST_BYTES >> 20} MiB", _IS_IT_ONE)
+    except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, OSError, ValueError) as error:
+        problem, remedy = _failure(error)
+        raise EngineError(f"{place} {problem}", remedy) from error
     if answer.status_code != 200:
-        raise EngineError(f"{place} answers with status {answer.status_code}", _remedy(answer.status_code))
+        remedy = _REMEDIES.get(answer.status_code, _CHECK_PATH)
+        raise EngineError(f"{place} answers with status {answer.status_code}", remedy)
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise EngineError(f"{place} answers with bytes that are no text", "is it a metrics page?") from error
+        raise EngineError(f"{place} answers with bytes that are no text", _IS_IT_ONE) from error
 
 
-def _reason(error: Exception) -> str:
-    """In a word: the library's own text may quote the URL."""
-    text = str(error).lower()
-    for sign, said in {
-        "certificate": "TLS: its certificate is not trusted",
-        "ssl": "TLS fails",
-        "refused": "connection refused",
-        "name or service": "no such host",
-        "name resolution": "no such host",
-        "peer closed": "the connection ended midway",
-        "disconnected": "the connection ended midway",
-        "unreachable": "the network is unreachable",
-        "timed out": "it does not answer in time",
-    }.items():
-        if sign in text:
-            return said
-    return type(error).__name__
+def _failure(error: Exception) -> tuple[str, str]:
+    """What failed, and a remedy. Not in the library's own text, which may quote the URL."""
+    import httpx2
 
-
-def _remedy(status: int) -> str:
-    if status in (401, 403):
-        return "give a user and password before the host, or pipe the page in: curl -H … | spectune telemetry -"
-    if status == 501:
-        return "start llama.cpp's server with --metrics"
-    return "check the path; most engines answer at /metrics, TensorRT-LLM at /prometheus/metrics"
+    if isinstance(error, httpx2.InvalidURL | UnicodeError):
+        return "leads to a malformed URL", _CHECK
+    if isinstance(error, ImportError | ValueError):  # a proxy of an unknown kind, or of one that needs another package
+        problem = "cannot be read: the proxy that the environment names is not supported"
+        return problem, "unset ALL_PROXY, or install httpx2[socks]"
+    if isinstance(error, OSError):  # of SSL_CERT_FILE
+        return f"cannot be read: {reason_of(error)}", "check SSL_CERT_FILE and SSL_CERT_DIR"
+    said = next((said for sign, said in _SIGNS.items() if sign in str(error).lower()), type(error).__name__)
+    return f"cannot be read: {said}", _CHECK

@@ -5,30 +5,34 @@ of the acceptance length always: τ = 1 + accepted / drafts.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 
 from spectune.errors import ConfigError
 
+MOST = 1e15
+"""Beyond it no server has counted."""
 _ENOUGH_TO_BE_DEAD = 50  # proposals
+_AS_WRITTEN = "give the engine's log as it was written"
+_LIKELY = (
+    "likely another tokenizer, chat template or weights than the target's, a draft left at random weights, or heads of "
+    "another model: no K helps"
+)
+_LAST_ONLY = "the source gives averages without counts, which cannot be pooled: the last one is shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What was counted; None where the source does not say.
+    """What was counted; None where the source does not say. Its own ratios stand in for missing counts."""
 
-    `num_drafts` are rounds in which something was proposed, `num_rounds` all of them. An engine's own ratios stand in
-    for missing counts.
-    """
-
-    num_drafts: float | None = None
-    num_rounds: float | None = None
-    num_draft_tokens: float | None = None
-    num_accepted_tokens: float | None = None
-    accepted_by_position: tuple[float, ...] = ()
-    acceptance_length: float | None = None  # bonus included
-    draft_acceptance_rate: float | None = None
+    drafts: float | None = None  # rounds in which something was proposed
+    rounds: float | None = None  # all of them
+    proposed: float | None = None  # tokens
+    accepted: float | None = None  # tokens, as are
+    by_position: tuple[float, ...] = ()
+    length: float | None = None  # tokens of a round, bonus included
+    rate: float | None = None  # accepted of proposed
     warnings: tuple[str, ...] = ()
 
 
@@ -47,52 +51,35 @@ class Telemetry:
     warnings: list[str]
 
 
-def nothing_drafted(figures: Counts | Telemetry) -> bool:
+def nothing_drafted(figures: Telemetry) -> bool:
     """Whether there is no data."""
-    return figures.num_drafts == 0 or figures.num_draft_tokens == 0
+    return 0 in (figures.num_drafts, figures.num_draft_tokens)
 
 
 def telemetry(engine: str, counts: Counts) -> Telemetry:
     """Ratios of the counts. Raises: ConfigError for counts that cannot be."""
-    impossible = _impossible(counts)
-    if impossible:
+    if impossible := _impossible(counts):
         raise ConfigError(f"the figures cannot be: {impossible}", "give the engine's own output, unedited")
-    drafts, kept = counts.num_drafts or 0.0, counts.accepted_by_position
-    nothing, told = nothing_drafted(counts), bool(drafts and kept)
+    drafts, proposed, accepted, kept = counts.drafts, counts.proposed, counts.accepted, counts.by_position
+    nothing, length, rate, rounds = 0 in (drafts, proposed), counts.length, counts.rate, drafts or counts.rounds
+    if accepted is not None:
+        length, rate = 1 + accepted / rounds if rounds else length, accepted / proposed if proposed else rate
     return Telemetry(
         engine=engine,
-        acceptance_length=None if nothing else _length(counts),
-        draft_acceptance_rate=None if nothing else _rate(counts),
-        cumulative_acceptance_rate=[accepted / drafts for accepted in kept] if told else None,
-        conditional_acceptance_rate=_conditional(drafts, kept) if told else None,
-        num_drafts=counts.num_drafts,
-        num_draft_tokens=counts.num_draft_tokens,
-        num_accepted_tokens=counts.num_accepted_tokens,
+        acceptance_length=None if nothing else length,
+        draft_acceptance_rate=None if nothing else rate,
+        cumulative_acceptance_rate=[so_far / drafts for so_far in kept] if drafts and kept else None,
+        conditional_acceptance_rate=_conditional(drafts, kept) if drafts and kept else None,
+        num_drafts=drafts,
+        num_draft_tokens=proposed,
+        num_accepted_tokens=accepted,
         warnings=list(dict.fromkeys([*counts.warnings, *_doubts(counts)])),
     )
 
 
 def _conditional(drafts: float, kept: Sequence[float]) -> list[float | None]:
     """Of the drafts accepted up to each position, those that were accepted at it too; above 1 by rounding only."""
-    return [
-        min(accepted / before, 1.0) if before else None for accepted, before in zip(kept, [drafts, *kept], strict=False)
-    ]
-
-
-def _length(counts: Counts) -> float | None:
-    rounds = counts.num_drafts or counts.num_rounds
-    if rounds and counts.num_accepted_tokens is not None:
-        return 1 + counts.num_accepted_tokens / rounds
-    return counts.acceptance_length
-
-
-def _rate(counts: Counts) -> float | None:
-    if counts.num_draft_tokens and counts.num_accepted_tokens is not None:
-        return counts.num_accepted_tokens / counts.num_draft_tokens
-    return counts.draft_acceptance_rate
-
-
-# ------------------------------------------------------------------------------------------------ pooling
+    return [min(accepted / before, 1.0) if before else None for before, accepted in pairwise([drafts, *kept])]
 
 
 def pooled(parts: Sequence[Counts]) -> Counts:
@@ -101,22 +88,19 @@ def pooled(parts: Sequence[Counts]) -> Counts:
         return parts[0]
     parts = _with_drafts(parts)
     summed = Counts(
-        num_drafts=_sum(part.num_drafts for part in parts),
-        num_rounds=_sum(part.num_rounds for part in parts),
-        num_draft_tokens=_sum(part.num_draft_tokens for part in parts),
-        num_accepted_tokens=_sum(part.num_accepted_tokens for part in parts),
-        accepted_by_position=_by_position(parts),
+        drafts=_sum(part.drafts for part in parts),
+        rounds=_sum(part.rounds for part in parts),
+        proposed=_sum(part.proposed for part in parts),
+        accepted=_sum(part.accepted for part in parts),
+        by_position=_by_position(parts),
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
     )
-    last = next((part for part in reversed(parts) if part.acceptance_length is not None), parts[-1])
-    if summed.num_drafts is None and summed.num_rounds is None and last.acceptance_length is not None:
-        summed = replace(summed, acceptance_length=last.acceptance_length, warnings=(*summed.warnings, _LAST_ONLY))
-    if summed.num_draft_tokens is None and last.draft_acceptance_rate is not None:
-        summed = replace(summed, draft_acceptance_rate=last.draft_acceptance_rate)
+    last = next((part for part in reversed(parts) if part.length is not None), parts[-1])
+    if summed.drafts is None and summed.rounds is None and last.length is not None:
+        summed = replace(summed, length=last.length, warnings=(*summed.warnings, _LAST_ONLY))
+    if summed.proposed is None and last.rate is not None:
+        summed = replace(summed, rate=last.rate)
     return summed
-
-
-_LAST_ONLY = "the source gives averages without counts, which cannot be pooled: the last one is shown"
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
@@ -127,35 +111,27 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _by_position(parts: Sequence[Counts]) -> tuple[float, ...]:
     """Nothing where a part accepted some and does not tell where."""
-    if not all(part.accepted_by_position or part.num_accepted_tokens == 0 for part in parts):
+    if not all(part.by_position or part.accepted == 0 for part in parts):
         return ()
-    positions = [part.accepted_by_position for part in parts]
-    return tuple(math.fsum(accepted) for accepted in zip_longest(*positions, fillvalue=0.0))
+    return tuple(map(math.fsum, zip_longest(*(part.by_position for part in parts), fillvalue=0.0)))
 
 
 def _with_drafts(parts: Sequence[Counts]) -> Sequence[Counts]:
     """Where some parts do not tell their drafts, as long as the others' in the mean."""
-    known = [part for part in parts if part.num_drafts and part.num_draft_tokens is not None]
-    missing = [part for part in parts if part.num_drafts is None and part.num_draft_tokens is not None]
-    proposed = math.fsum(part.num_draft_tokens or 0.0 for part in known)
+    known = [part for part in parts if part.drafts and part.proposed is not None]
+    missing = [part for part in parts if part.drafts is None and part.proposed is not None]
+    proposed = math.fsum(part.proposed or 0.0 for part in known)
     if not proposed or not missing or len(known) + len(missing) < len(parts):
         return parts
-    per_draft = proposed / math.fsum(part.num_drafts or 0.0 for part in known)
+    per_draft = proposed / math.fsum(part.drafts or 0.0 for part in known)
     note = f"{len(missing)} of {len(parts)} parts do not tell their drafts: taken to be as long as the others'"
-    return [
-        replace(part, num_drafts=(part.num_draft_tokens or 0.0) / per_draft, warnings=(*part.warnings, note))
-        if part.num_drafts is None
-        else part
-        for part in parts
-    ]
-
-
-# ------------------------------------------------------------------------------------------------ doubts
+    told = [replace(part, drafts=(part.proposed or 0.0) / per_draft, warnings=(*part.warnings, note)) for part in parts]
+    return [whole if part.drafts is None else part for part, whole in zip(parts, told, strict=True)]
 
 
 def _impossible(counts: Counts) -> str | None:
     """What no server can have counted, if anything."""
-    proposed, accepted, drafts = counts.num_draft_tokens, counts.num_accepted_tokens, counts.num_drafts
+    proposed, accepted, drafts = counts.proposed, counts.accepted, counts.drafts
     if part := next((count for count in (proposed, accepted, drafts) if count and count < 1), None):
         return f"a count of {part:g}"
     if proposed is not None and accepted is not None and accepted > proposed:
@@ -166,22 +142,15 @@ def _impossible(counts: Counts) -> str | None:
 
 
 def _impossible_positions(counts: Counts) -> str | None:
-    drafts, kept = counts.num_drafts, counts.accepted_by_position
-    if drafts is not None and max(kept, default=0.0) > _with_rounding(drafts):
+    drafts, kept = counts.drafts, counts.by_position
+    if drafts is not None and max(kept, default=0.0) > 1.01 * drafts + 1:  # counts may follow from rounded rates
         return f"{max(kept):g} accepted at a position in {drafts:g} drafts"
-    for before, accepted in pairwise(kept):
-        if accepted > _with_rounding(before):
-            return f"{accepted:g} accepted at a position after {before:g}"
-    return None
-
-
-def _with_rounding(count: float) -> float:
-    """The most that follows from a rounded rate."""
-    return 1.01 * count + 1
+    rises = ((before, after) for before, after in pairwise(kept) if after > 1.01 * before + 1)
+    return next((f"{after:g} accepted at a position after {before:g}" for before, after in rises), None)
 
 
 def _impossible_ratio(counts: Counts) -> str | None:
-    rate, length = counts.draft_acceptance_rate, counts.acceptance_length
+    rate, length = counts.rate, counts.length
     if rate is not None and rate > 1:
         return f"an acceptance rate of {rate:g}"
     if length is not None and 0 < length < 1:
@@ -191,20 +160,58 @@ def _impossible_ratio(counts: Counts) -> str | None:
 
 def _doubts(counts: Counts) -> list[str]:
     """What a reader must know before trusting the ratios."""
-    drafts, proposed, accepted = counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens
-    kept, doubts = counts.accepted_by_position, []
-    if nothing_drafted(counts):
+    drafts, proposed, accepted = counts.drafts, counts.proposed, counts.accepted
+    kept, doubts = counts.by_position, []
+    if 0 in (drafts, proposed):
         return ["nothing was drafted: no data"]
     if proposed and proposed >= _ENOUGH_TO_BE_DEAD and accepted == 0:
-        doubts.append(
-            f"dead draft: 0 accepted of {proposed:g} proposed; likely another tokenizer, chat template or weights than "
-            "the target's, a draft left at random weights, or heads of another model: no K helps"
-        )
+        doubts.append(f"dead draft: 0 accepted of {proposed:g} proposed; {_LIKELY}")
     if drafts and proposed and kept and proposed < drafts * len(kept) * 0.999:
-        doubts.append(
-            f"drafts had {proposed / drafts:.2f} tokens in the mean, up to {len(kept)}: rates at later positions "
-            "are over all drafts, and conditional ones are lower ends"
-        )
+        means = "rates at later positions are over all drafts, and conditional ones are lower ends"
+        doubts.append(f"drafts had {proposed / drafts:.2f} tokens in the mean, up to {len(kept)}: {means}")
     if kept and accepted is not None and abs(math.fsum(kept) - accepted) > 0.01 * max(accepted, 1.0):
         doubts.append(f"positions add up to {math.fsum(kept):g} accepted tokens, not {accepted:g}")
     return doubts
+
+
+def lines_of(text: str) -> list[str]:
+    """What stands between line feeds; other separators of Unicode are parts of texts."""
+    return [line.rstrip("\r") for line in text.split("\n")]
+
+
+def unreadable(line: str) -> ConfigError:
+    """Of a log line that should tell more than it does."""
+    return ConfigError(f"the log line cannot be read: {line.strip()[:120]}", _AS_WRITTEN)
+
+
+def number(text: str) -> float:
+    """Of a log line. Raises: ConfigError for what is no count or ratio."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ConfigError(f"{text[:40]!r} is no number", _AS_WRITTEN) from error
+    if not 0 <= value < MOST:
+        raise ConfigError(f"{text[:40]} is no count", _AS_WRITTEN)
+    return value
+
+
+def numbers_of(body: Mapping[str, object], *names: str) -> dict[str, float]:
+    """The named figures of an object, where it has them. Raises: ConfigError for what is no count or ratio."""
+    values: dict[str, float] = {}
+    for name in names:
+        value = body.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None) or not 0 <= (value or 0) < MOST:
+            raise ConfigError(f"{name} is {str(value)[:40]}, which is no count", "give the engine's own output")
+        if value is not None:
+            values[name] = float(value)
+    return values
+
+
+def steps_by_accepted(histogram: Sequence[object]) -> tuple[float, tuple[float, ...]]:
+    """Of a histogram of steps by accepted tokens: all steps, and by position those that accepted so far."""
+    by_accepted = {str(place): steps for place, steps in enumerate(histogram)}
+    steps = list(numbers_of(by_accepted, *by_accepted).values())
+    if len(steps) < len(histogram):
+        raise ConfigError("the histogram of accepted tokens has gaps", "give the engine's own output")
+    at_least = list(accumulate(reversed(steps)))[::-1]
+    return at_least[0] if at_least else 0.0, tuple(at_least[1:])

@@ -7,33 +7,21 @@ against a running server (tests/e2e/test_llama_cpp.py).
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from spectune.checkpoints.facts import ModelFacts
 from spectune.drafting_spec import DraftSpec
-from spectune.engines.engine import ConfigText, Engine
-from spectune.engines.preflight import (
-    OTHER_VOCABULARY,
-    TOKENS_APART,
-    Finding,
-    Plan,
-    error,
-    info,
-    method_findings,
-    mtp_findings,
-    pair_findings,
-    texts_at,
-    warning,
-)
+from spectune.engines import preflight
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
+from spectune.engines.preflight import Finding, Plan, error, info, warning
 from spectune.engines.speculation import Speculation
 from spectune.errors import printable
-from spectune.served.exposition import Series, by_position, total
-from spectune.served.numbers import number, numbers_of
-from spectune.served.telemetry import Counts
+from spectune.served.exposition import Series, spec_decode_counts
+from spectune.served.telemetry import Counts, number, numbers_of
 
 _TYPES = {"draft_model": "draft-simple", "ngram": "ngram-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
-_SIZE_DIFFERENCE = 128
-_FIRST_COMPARED_ID = 5
+_SIZE_DIFFERENCE, _FIRST_COMPARED_ID = 128, 5
 _REMOVED = {
     "draft": "--spec-draft-n-max",
     "spec_replace": "a draft of the same vocabulary instead of",
@@ -47,9 +35,12 @@ _REMOVED = {
     "spec_ngram_size_m": "--spec-ngram-simple-size-m",
     "spec_ngram_min_hits": "--spec-ngram-simple-min-hits",
 }
-
-
-# ------------------------------------------------------------------------------------------------ config
+_TELLING_MEAN = 1.2
+_ROUNDED = "drafts follow from a rounded mean in the log"
+_LINE = re.compile(
+    r"draft acceptance(?: rate)? = +([0-9.]+) \( *([0-9]+) accepted / *([0-9]+) generated\)"
+    r"(?:, mean (?:len|acceptance length) = +([0-9.]+))?(?:, acceptance rate per position = \(([0-9., ]*)\))?"
+)
 
 
 def config(speculation: Speculation) -> ConfigText:
@@ -76,47 +67,41 @@ def _drafting(draft: DraftSpec, k: int) -> tuple[list[str], list[str]]:
     return [kind, *model, f"--spec-draft-n-max {k}", "--spec-draft-p-min 0.0"], []
 
 
-# ------------------------------------------------------------------------------------------------ preflight
-
-
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What llama.cpp would refuse or read otherwise."""
-    yield from method_findings(plan, "llama.cpp", _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
+def _method_findings(plan: Plan) -> Iterator[Finding]:
+    yield from preflight.method_findings(plan, "llama.cpp", _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
     for name, replacement in _REMOVED.items():
         if name in plan.settings:
             option = f"{'-' if len(name) == 2 else '--'}{name.replace('_', '-')}"
             message = f"{option} was removed: the server does not start with it"
             yield error("gone", message, f"write {replacement} {plan.settings[name]}")
-    yield from mtp_findings(plan)
-    if plan.draft.method == "draft_model":
-        refusals = list(_refusals(plan.target, plan.drafting))
-        yield from refusals or _uncompared_findings(plan.target, plan.drafting)
-    yield from pair_findings(plan)
 
 
-def _refusals(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
+    refusals = [error("vocabulary", said, preflight.OTHER_VOCABULARY) for said in _refusals(plan)]
+    yield from refusals or _uncompared_findings(plan.target, plan.drafting)
+
+
+def _refusals(plan: Plan) -> Iterator[str]:
     """Kinds, begin and end tokens and texts from id 5 on must be equal; sizes may differ by 128."""
+    target, draft = plan.target, plan.drafting
     if target.tokenizer_kind and draft.tokenizer_kind and target.tokenizer_kind != draft.tokenizer_kind:
         kinds = f"{printable(target.tokenizer_kind)} and {printable(draft.tokenizer_kind)}"
-        yield _refusal(f"llama.cpp refuses vocabularies of kinds {kinds}")
+        yield f"llama.cpp refuses vocabularies of kinds {kinds}"
     yield from _edge_refusals("bos", (target.add_bos, draft.add_bos), (target.bos_id, draft.bos_id))
     yield from _edge_refusals("eos", (target.add_eos, draft.add_eos), (target.eos_id, draft.eos_id))
     ours, theirs = _size(target), _size(draft)
     if abs(ours - theirs) > _SIZE_DIFFERENCE:
-        yield _refusal(f"llama.cpp refuses vocabularies of {ours} and {theirs}: over {_SIZE_DIFFERENCE} apart")
-    compared = [token_id for token_id in _differing(target, draft) if token_id >= _FIRST_COMPARED_ID]
-    if compared:
-        yield _refusal(f"the tokenizers differ: {_texts_at(compared[0], target, draft)}")
+        yield f"llama.cpp refuses vocabularies of {ours} and {theirs}: over {_SIZE_DIFFERENCE} apart"
+    if compared := [texts for token_id, texts in _differing(target, draft).items() if token_id >= _FIRST_COMPARED_ID]:
+        yield f"the tokenizers differ: {compared[0]}"
 
 
-def _edge_refusals(
-    name: str, added: tuple[bool | None, bool | None], ids: tuple[int | None, int | None]
-) -> Iterator[Finding]:
+def _edge_refusals(name: str, added: Sequence[bool | None], ids: Sequence[int | None]) -> Iterator[str]:
     """Of the token that begins or ends texts: both add it or neither, and the same one."""
     if None not in added and added[0] != added[1]:
-        yield _refusal(f"one model adds a {name} token, the other does not")
+        yield f"one model adds a {name} token, the other does not"
     elif added[0] and None not in ids and ids[0] != ids[1]:
-        yield _refusal(f"the models add other {name} tokens, ids {ids[0]} and {ids[1]}")
+        yield f"the models add other {name} tokens, ids {ids[0]} and {ids[1]}"
 
 
 def _uncompared_findings(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
@@ -124,7 +109,7 @@ def _uncompared_findings(target: ModelFacts, draft: ModelFacts) -> Iterator[Find
     differing, ours, theirs = _differing(target, draft), _size(target), _size(draft)
     if differing:
         compared = f"llama.cpp compares ids {_FIRST_COMPARED_ID} to {min(ours, theirs) - 1} only"
-        yield warning("vocabulary", f"{_texts_at(differing[0], target, draft)}; {compared}", TOKENS_APART)
+        yield warning("vocabulary", f"{next(iter(differing.values()))}; {compared}", preflight.TOKENS_APART)
     elif target.texts and draft.texts and ours != theirs:
         message = f"embeddings of {ours} and {theirs} rows with the same tokens: padding only"
         yield info("padding", message, "nothing to do: llama.cpp accepts up to 128 rows of difference")
@@ -134,64 +119,35 @@ def _size(model: ModelFacts) -> int:
     return model.vocab_size or len(model.texts)
 
 
-def _differing(target: ModelFacts, draft: ModelFacts) -> list[int]:
-    """Ids in both vocabularies with another text in each; none where one of them is not known."""
+def _differing(target: ModelFacts, draft: ModelFacts) -> dict[int, str]:
+    """Ids in both vocabularies with another text in each, and which; none where one of them is not known."""
     if not target.texts or not draft.texts:
-        return []
-    size = min(_size(target), _size(draft))
-    named = sorted(token_id for token_id in target.texts.keys() | draft.texts.keys() if token_id < size)
-    return [token_id for token_id in named if _text(target, token_id) != _text(draft, token_id)]
-
-
-def _refusal(message: str) -> Finding:
-    return error("vocabulary", message, OTHER_VOCABULARY)
-
-
-def _texts_at(token_id: int, target: ModelFacts, draft: ModelFacts) -> str:
-    return texts_at(token_id, _text(target, token_id), _text(draft, token_id))
-
-
-def _text(facts: ModelFacts, token_id: int) -> str:
-    """As it is in a GGUF file, which has one for every row of the embedding."""
-    return facts.texts.get(token_id, f"[PAD{token_id}]")
-
-
-# ------------------------------------------------------------------------------------------------ telemetry
-
-_TELLING_MEAN = 1.2
-_PREFIX = "llamacpp:spec_decode_num_"
-_LINE = re.compile(
-    r"draft acceptance(?: rate)? = +([0-9.]+) \( *([0-9]+) accepted / *([0-9]+) generated\)"
-    r"(?:, mean (?:len|acceptance length) = +([0-9.]+))?(?:, acceptance rate per position = \(([0-9., ]*)\))?"
-)
+        return {}
+    size, named = min(_size(target), _size(draft)), sorted(target.texts.keys() | draft.texts.keys())
+    texts = {  # a GGUF file has one for every row of the embedding
+        token_id: [model.texts.get(token_id, f"[PAD{token_id}]") for model in (target, draft)]
+        for token_id in named
+        if token_id < size
+    }
+    return {token_id: preflight.texts_at(token_id, *both) for token_id, both in texts.items() if both[0] != both[1]}
 
 
 def counts_of_series(series: Series) -> Counts | None:
     """From /metrics of a server started with --metrics."""
-    drafts, proposed, accepted = (
-        total(series, f"{_PREFIX}{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    if proposed is None and drafts is None:
-        return None
-    positions = by_position(series, f"{_PREFIX}accepted_tokens_per_pos_total")
-    return Counts(
-        num_drafts=drafts, num_draft_tokens=proposed, num_accepted_tokens=accepted, accepted_by_position=positions
-    )
+    counts = spec_decode_counts(series, "llamacpp", "_total")
+    return None if counts.proposed is counts.drafts is None else counts
 
 
 def counts_of_object(body: Mapping[str, object]) -> Counts | None:
-    """From timings of a response: the prompt gives the first token, each round after it one more than it accepted.
-
-    Rounds without a proposal are among them.
-    """
+    """From timings of a response: the prompt gives the first token, each round after it one more than it accepted."""
     if "predicted_n" not in body:
         return None
     known = numbers_of(body, "predicted_n", "draft_n", "draft_n_accepted")
     accepted = known.get("draft_n_accepted", 0.0)
     return Counts(
-        num_rounds=max(known.get("predicted_n", 0.0) - 1 - accepted, 0.0),
-        num_draft_tokens=known.get("draft_n", 0.0),
-        num_accepted_tokens=accepted,
+        rounds=max(known.get("predicted_n", 0.0) - 1 - accepted, 0.0),
+        proposed=known.get("draft_n", 0.0),
+        accepted=accepted,
         warnings=("rounds follow from the tokens emitted; those without a proposal are among them",),
     )
 
@@ -208,23 +164,15 @@ def counts_of_line(line: str) -> Counts | None:
     if drafts and rates and mean is not None:  # a mean near 1 says little, told to two decimals
         at_least = math.ceil(proposed / len(rates))
         drafts = max(drafts, at_least) if mean > _TELLING_MEAN else at_least
-    return Counts(
-        num_drafts=None if drafts is None else float(drafts),
-        num_draft_tokens=proposed,
-        num_accepted_tokens=accepted,
-        acceptance_length=mean,
-        accepted_by_position=tuple(rate * drafts for rate in rates) if drafts else (),
-        warnings=("drafts follow from a rounded mean in the log",) if drafts else (),
-    )
+    counts = Counts(proposed=proposed, accepted=accepted, length=mean)
+    if drafts is None:
+        return counts
+    by_position = tuple(rate * drafts for rate in rates)
+    return replace(counts, drafts=float(drafts), by_position=by_position, warnings=(_ROUNDED,) if drafts else ())
 
 
 ENGINE = Engine(
-    name="llama.cpp",
-    checked_against="b11549",
-    methods=tuple(_TYPES),
-    config=config,
-    findings=findings,
-    counts_of_series=counts_of_series,
-    counts_of_object=counts_of_object,
-    counts_of_line=counts_of_line,
-)
+    name="llama.cpp", checked_against="b11549", methods=tuple(_TYPES), config=config,
+    checks=(_method_findings, preflight.mtp_findings, for_draft_models(_vocabulary_findings), preflight.pair_findings),
+    counts_of_series=counts_of_series, counts_of_object=counts_of_object, counts_of_line=counts_of_line,
+)  # fmt: skip

@@ -10,60 +10,46 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from spectune.choice import LONGEST
 from spectune.drafting_spec import DraftSpec
-from spectune.engines.engine import ConfigText, Engine
-from spectune.engines.preflight import (
-    OTHER_VOCABULARY,
-    Finding,
-    Plan,
-    error,
-    first_difference,
-    is_count,
-    mtp_findings,
-    pair_findings,
-    warning,
-)
+from spectune.engines import preflight
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
+from spectune.engines.preflight import Finding, Plan, error, is_count, warning
 from spectune.engines.speculation import FOLDER, Speculation
-from spectune.served.exposition import Series, mean, several
-from spectune.served.numbers import number, numbers_of, steps_by_accepted, unreadable
-from spectune.served.telemetry import Counts
+from spectune.served.exposition import Series, several
+from spectune.served.telemetry import Counts, number, numbers_of, steps_by_accepted, unreadable
 
 _ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
 _NO_DP_ATTENTION = ("STANDALONE", "NGRAM", "DFLASH")
 _ADAPTIVE = ("eagle", "eagle3")  # methods that take a schedule by batch
 _TREES = ("draft_model", "eagle", "eagle3", "mtp")  # methods whose proposals may branch
-
-
-# ------------------------------------------------------------------------------------------------ config
+_JOINED = " \\\n  "
+_SHAPE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+_TREE_BACKENDS = ("flashinfer", "fa3", "triton")
+_NO_REJECTION = "drop --speculative-use-rejection-sampling"
+_CALLS = "sglang:spec_verify_calls_total"
+_WHOLE_REQUESTS = "accepted tokens follow from generated ones, counted when requests end, those at K = 0 included"
+_HALF_A_DIGIT = 0.005
+_ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")  # by version, newest first
+_PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 
 
 def config(speculation: Speculation) -> ConfigText:
-    """`python -m sglang.launch_server` whose verified tokens count the root: K + 1 of a chain (topk 1).
-
-    A schedule by batch is a file of adaptive tiers of one K each, which EAGLE and EAGLE-3 take.
-    """
+    """`python -m sglang.launch_server` and, where EAGLE or EAGLE-3 has a schedule, its tiers of one K each."""
     draft = speculation.draft
-    lines = [
-        "python -m sglang.launch_server",
-        f"--model-path {shlex.quote(speculation.target)}",
-        f"--dtype {shlex.quote(speculation.dtype)}",
-    ]
+    target, dtype = shlex.quote(speculation.target), shlex.quote(speculation.dtype)
+    lines = ["python -m sglang.launch_server", f"--model-path {target}", f"--dtype {dtype}"]
     if draft is None:
         return ConfigText(text=_JOINED.join(lines), rule="none", notes=[])
-    lines.append(f"--speculative-algorithm {_ALGORITHMS[draft.method]}")
-    lines += [] if draft.model is None else [f"--speculative-draft-model-path {shlex.quote(draft.model)}"]
-    lines += _shape(draft, speculation)
+    model = [] if draft.model is None else [f"--speculative-draft-model-path {shlex.quote(draft.model)}"]
+    lines += [f"--speculative-algorithm {_ALGORITHMS[draft.method]}", *model, *_shape(draft, speculation)]
     files = {}
     if speculation.varies and draft.method in _ADAPTIVE:
         files["adaptive.json"] = _tiers(speculation.batches)
         lines += ["--speculative-adaptive", f"--speculative-adaptive-config {FOLDER}adaptive.json"]
-    notes = _notes(draft, speculation)
-    return ConfigText(text=_JOINED.join(lines), rule="greedy_draft", notes=notes, files=files)
-
-
-_JOINED = " \\\n  "
+    return ConfigText(text=_JOINED.join(lines), rule="greedy_draft", notes=_notes(draft, speculation), files=files)
 
 
 def _notes(draft: DraftSpec, speculation: Speculation) -> list[str]:
@@ -79,6 +65,7 @@ def _notes(draft: DraftSpec, speculation: Speculation) -> list[str]:
 
 
 def _shape(draft: DraftSpec, speculation: Speculation) -> list[str]:
+    """Whose verified tokens count the root: K + 1 of a chain (topk 1)."""
     k = speculation.num_speculative_tokens
     if draft.method == "ngram":
         return [f"--speculative-num-draft-tokens {k + 1}", "--speculative-ngram-max-bfs-breadth 1"]
@@ -95,39 +82,23 @@ def _tiers(batches: list[tuple[int, int, int]]) -> str:
     return json.dumps({str(batch): {"candidate_steps": [k]} for batch, k in ends.items()}, indent=2) + "\n"
 
 
-# ------------------------------------------------------------------------------------------------ preflight
+def _algorithm(plan: Plan) -> str:
+    """As it is set, or follows from the draft; empty where there is none."""
+    return str(plan.settings.get("speculative_algorithm") or _ALGORITHMS.get(plan.draft.method, "")).upper()
 
 
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What SGLang would refuse, change by itself, or do inexactly."""
-    settings, method = plan.settings, plan.draft.method
-    algorithm = str(settings.get("speculative_algorithm") or _ALGORITHMS.get(method, "")).upper()
-    if not algorithm:
-        yield error("method", f"SGLang has no {method} drafting", "use a draft model, n-gram, EAGLE or MTP")
-    yield from _shape_findings(plan)
-    yield from mtp_findings(plan)
-    yield from _lossy_findings(settings)
-    yield from _serving_findings(settings, algorithm)
-    yield from _sampling_findings(settings, algorithm)
-    if settings.get("speculative_adaptive") is True and (
-        algorithm not in ("EAGLE", "EAGLE3") or settings.get("enable_dp_attention")
-    ):
-        message = "SGLang turns adaptive mode off: it is for EAGLE and EAGLE-3 without attention data parallelism"
-        yield warning("schedule", message, "leave --speculative-adaptive out")
-    if method == "draft_model":
-        yield from _vocabulary_findings(plan)
-    yield from map(_stricter, pair_findings(plan))
+def _method_findings(plan: Plan) -> Iterator[Finding]:
+    if not _algorithm(plan):
+        message = f"SGLang has no {plan.draft.method} drafting"
+        yield error("method", message, "use a draft model, n-gram, EAGLE or MTP")
 
 
-def _lossy_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
+def _serving_findings(plan: Plan) -> Iterator[Finding]:
+    settings, algorithm = plan.settings, _algorithm(plan)
     for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
-        value = settings.get(name)
-        if _below_one(value):
+        if _below_one(value := settings.get(name)):
             message = f"{name} {value} keeps tokens that the target would not: the output is not the target's"
             yield error("lossy", message, "leave it at 1")
-
-
-def _serving_findings(settings: Mapping[str, object], algorithm: str) -> Iterator[Finding]:
     if settings.get("enable_dp_attention") and algorithm in _NO_DP_ATTENTION:
         message = f"SGLang refuses {algorithm} with attention data parallelism"
         yield error("dp-attention", message, "drop --enable-dp-attention, or draft with EAGLE")
@@ -136,12 +107,12 @@ def _serving_findings(settings: Mapping[str, object], algorithm: str) -> Iterato
         yield warning("max-running-requests", message, "give it, the same for plain decoding")
 
 
-def _stricter(finding: Finding) -> Finding:
+def _pair_findings(plan: Plan) -> Iterator[Finding]:
     """A draft of fewer positions is served only where the environment allows it."""
-    if finding.code != "positions":
-        return finding
     remedy = "give --context-length, as many as the draft has, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
-    return error("positions", f"{finding.message}; SGLang does not start so", remedy)
+    for found in preflight.pair_findings(plan):
+        stops = error(found.code, f"{found.message}; SGLang does not start so", remedy)
+        yield stops if found.code == "positions" else found
 
 
 def _below_one(value: object) -> bool:
@@ -149,9 +120,6 @@ def _below_one(value: object) -> bool:
         return value is not None and float(str(value)) < 1
     except ValueError:
         return False
-
-
-_SHAPE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
 
 def _shape_findings(plan: Plan) -> Iterator[Finding]:
@@ -176,11 +144,8 @@ def _incomplete_shape(missing: str, steps: object, topk: object) -> Finding:
     message = f"steps, topk and draft tokens are set together or not at all: {missing} is missing"
     if not is_count(steps) or topk != 1:
         return error("tree-shape", message, f"give {missing}")
-    message += f"; num-draft-tokens must be {steps + 1}, the root counts"
-    return error("tree-shape", message, f"give {missing}: with topk 1, {steps + 1}")
-
-
-_TREE_BACKENDS = ("flashinfer", "fa3", "triton")
+    tokens = f"num-draft-tokens must be {steps + 1}, the root counts"
+    return error("tree-shape", f"{message}; {tokens}", f"give {missing}: with topk 1, {steps + 1}")
 
 
 def _tree_findings(settings: Mapping[str, object], topk: int) -> Iterator[Finding]:
@@ -195,46 +160,41 @@ def _tree_findings(settings: Mapping[str, object], topk: int) -> Iterator[Findin
         yield warning("schedule", message, "give topk 1, or leave --speculative-adaptive out")
 
 
-def _sampling_findings(settings: Mapping[str, object], algorithm: str) -> Iterator[Finding]:
-    """Rejection sampling is for chains of EAGLE's kind."""
-    if settings.get("speculative_use_rejection_sampling") is not True:
-        return
-    if algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
-        message = f"SGLang has no rejection sampling for {algorithm}"
-        yield error("sampling", message, "drop --speculative-use-rejection-sampling")
-    elif settings.get("speculative_eagle_topk", 1) != 1:
-        message = "SGLang's rejection sampling is for chains"
-        yield error("sampling", message, "give --speculative-eagle-topk 1")
+def _sampling_findings(plan: Plan) -> Iterator[Finding]:
+    """Rejection sampling is for chains of EAGLE's kind, adaptive mode for EAGLE and EAGLE-3."""
+    settings, algorithm = plan.settings, _algorithm(plan)
+    rejection = settings.get("speculative_use_rejection_sampling") is True
+    if rejection and algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
+        yield error("sampling", f"SGLang has no rejection sampling for {algorithm}", _NO_REJECTION)
+    elif rejection and settings.get("speculative_eagle_topk", 1) != 1:
+        yield error("sampling", "SGLang's rejection sampling is for chains", "give --speculative-eagle-topk 1")
+    fits = algorithm in ("EAGLE", "EAGLE3") and not settings.get("enable_dp_attention")
+    if settings.get("speculative_adaptive") is True and not fits:
+        message = "SGLang turns adaptive mode off: it is for EAGLE and EAGLE-3 without attention data parallelism"
+        yield warning("schedule", message, "leave --speculative-adaptive out")
 
 
 def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
     """STANDALONE compares sizes, then every token."""
-    difference, rows = first_difference(plan), plan.unequal_rows
+    difference, rows = preflight.first_difference(plan), plan.unequal_rows
     if difference:
-        yield error("vocabulary", difference.message, OTHER_VOCABULARY)
+        yield error("vocabulary", difference.message, preflight.OTHER_VOCABULARY)
     elif rows:
         message = f"STANDALONE refuses embeddings of {rows[0]} and {rows[1]} rows, though the tokens are the same"
         yield error("padding", message, "pad the draft to the target's size, or use llama.cpp or transformers")
 
 
-# ------------------------------------------------------------------------------------------------ telemetry
-
-_CALLS = "sglang:spec_verify_calls_total"
-
-
 def counts_of_series(series: Series) -> Counts | None:
     """From /metrics: newer versions count verify steps; the gauges are of the last log interval."""
-    steps, tokens, requests = (
-        _of_speculating_models(series, name)
-        for name in (_CALLS, "sglang:generation_tokens_total", "sglang:num_requests_total")
-    )
+    names = (_CALLS, "sglang:generation_tokens_total", "sglang:num_requests_total")
+    steps, tokens, requests = (_of_speculating_models(series, name) for name in names)
     if steps is None or tokens is None:
         return _of_gauges(series)
     if steps == 0:
-        return Counts(num_drafts=0.0)
+        return Counts(drafts=0.0)
     accepted = max(tokens - (requests or 0.0) - steps, 0.0)  # a text's first token comes from its prompt
     warnings = (_WHOLE_REQUESTS, *several(series, _CALLS, "model_name"))
-    return Counts(num_drafts=steps, num_accepted_tokens=accepted, warnings=warnings)
+    return Counts(drafts=steps, accepted=accepted, warnings=warnings)
 
 
 def _of_speculating_models(series: Series, name: str) -> float | None:
@@ -246,33 +206,30 @@ def _of_speculating_models(series: Series, name: str) -> float | None:
 
 def _of_gauges(series: Series) -> Counts | None:
     """Workers that verified nothing lately are left out of the mean."""
-    names = ("sglang:spec_accept_length", "sglang:spec_accept_rate", "sglang:spec_num_draft_tokens")
-    if not any(name in series for name in names[:2]):
+    gauges = [series.get(f"sglang:spec_{name}", {}) for name in ("accept_length", "accept_rate", "num_draft_tokens")]
+    if not gauges[0] and not gauges[1]:
         return None
-    lengths = series.get(names[0], {})
-    busy = {labels for labels, value in lengths.items() if value >= 1} or lengths.keys()
-    length, rate, slots = (mean(series, name, busy or series.get(name, {})) for name in names)
+    busy = {labels for labels, length in gauges[0].items() if length >= 1} or gauges[0].keys()
+    told = [[gauge[labels] for labels in gauge if not busy or labels in busy] for gauge in gauges]
+    length, rate, slots = (fmean(values) if values else None for values in told)
     return _averages(length, rate, slots, [f"the mean over {len(busy)} workers"] if len(busy) > 1 else [])
-
-
-_WHOLE_REQUESTS = "accepted tokens follow from generated ones, counted when requests end, those at K = 0 included"
-_HALF_A_DIGIT = 0.005
 
 
 def _averages(length: float | None, rate: float | None, slots: float | None = None, more: Sequence[str] = ()) -> Counts:
     warnings = [*more, "averages over the last log interval: no counts, no interval of time"]
     if length is not None and length < 1:
-        return Counts(num_drafts=0.0)
+        return Counts(drafts=0.0)
     if length and rate:
         rate, note = _accepted_of_proposed(length, rate, slots)
         warnings += [note] if note else []
-    return Counts(acceptance_length=length, draft_acceptance_rate=rate, warnings=tuple(warnings))
+    return Counts(length=length, rate=rate, warnings=tuple(warnings))
 
 
 def _accepted_of_proposed(length: float, rate: float, slots: float | None) -> tuple[float | None, str | None]:
-    """Rates were (accepted + 1)/proposed first, above 1 where all went well, then (accepted + 1)/(proposed + 1) from
-    October 2025 on, and are accepted/proposed since April 2026: told by which makes K a whole number, or that of the
-    tokens verified.
+    """Of three forms that rates had, that which makes K a whole number, or that of the tokens verified.
+
+    (accepted + 1)/proposed first, above 1 where all went well, (accepted + 1)/(proposed + 1) from October 2025 on,
+    accepted/proposed since April 2026.
     """
     k = None if slots is None else slots - 1
     above_one = rate > 1 + _HALF_A_DIGIT
@@ -297,17 +254,13 @@ def _is_count(tokens: float, rate: float, wanted: float | None, least: int) -> b
     return whole >= least and abs(proposed - whole) <= off
 
 
-_ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")  # by version, newest first
-_PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
-
-
 def counts_of_object(body: Mapping[str, object]) -> Counts | None:
     """From meta_info of a response, under the names of any version, or what /server_info tells of all of them."""
     if "avg_spec_accept_length" in body:
         length = numbers_of(body, "avg_spec_accept_length").get("avg_spec_accept_length")
         if not length:
-            return Counts(num_drafts=0.0)
-        return Counts(acceptance_length=length, warnings=("the mean since the server started",))
+            return Counts(drafts=0.0)
+        return Counts(length=length, warnings=("the mean since the server started",))
     if "spec_verify_ct" not in body:
         return None
     known = numbers_of(body, "spec_verify_ct", "spec_accept_length", *_ACCEPTED, *_PROPOSED)
@@ -317,13 +270,9 @@ def counts_of_object(body: Mapping[str, object]) -> Counts | None:
         accepted = max(emitted - 1 - steps, 0.0)  # the first token comes from the prompt
     histogram = body.get("spec_correct_drafts_histogram", body.get("spec_accept_histogram"))
     _, at_least = steps_by_accepted(histogram if isinstance(histogram, list) else [])
-    return Counts(
-        num_drafts=steps,
-        num_draft_tokens=proposed,
-        num_accepted_tokens=math.fsum(at_least) if accepted is None and at_least else accepted,
-        accepted_by_position=at_least,
-        acceptance_length=known.get("spec_accept_length"),
-    )
+    accepted = math.fsum(at_least) if accepted is None and at_least else accepted
+    length = known.get("spec_accept_length")
+    return Counts(drafts=steps, proposed=proposed, accepted=accepted, by_position=at_least, length=length)
 
 
 def counts_of_line(line: str) -> Counts | None:
@@ -339,13 +288,8 @@ def counts_of_line(line: str) -> Counts | None:
 
 
 ENGINE = Engine(
-    name="SGLang",
-    checked_against="0.5.23",
-    methods=tuple(_ALGORITHMS),
-    trees=_TREES,
-    config=config,
-    findings=findings,
-    counts_of_series=counts_of_series,
-    counts_of_object=counts_of_object,
-    counts_of_line=counts_of_line,
-)
+    name="SGLang", checked_against="0.5.23", methods=tuple(_ALGORITHMS), trees=_TREES, config=config,
+    checks=(_method_findings, _shape_findings, preflight.mtp_findings, _serving_findings, _sampling_findings,
+            for_draft_models(_vocabulary_findings), _pair_findings),
+    counts_of_series=counts_of_series, counts_of_object=counts_of_object, counts_of_line=counts_of_line,
+)  # fmt: skip

@@ -10,30 +10,19 @@ from typing import Any
 import yaml
 
 from spectune.drafting_spec import DraftSpec
-from spectune.engines.engine import ConfigText, Engine
-from spectune.engines.preflight import (
-    Finding,
-    Plan,
-    error,
-    is_count,
-    method_findings,
-    mtp_findings,
-    padding_findings,
-    pair_findings,
-    vocabulary_finding,
-    warning,
-)
+from spectune.engines import preflight
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
+from spectune.engines.preflight import Finding, Plan, error, is_count, warning
 from spectune.engines.speculation import FOLDER, Speculation
 from spectune.served.exposition import Series, by_position, total
-from spectune.served.numbers import numbers_of
-from spectune.served.telemetry import Counts
+from spectune.served.telemetry import Counts, numbers_of
 
 _NAME = "TensorRT-LLM"
 _TYPES = {"draft_model": "Draft_Target", "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP", "suffix": "SA"}
 _NOT_ON_PYTORCH = ("Medusa", "Lookahead")
-
-
-# ------------------------------------------------------------------------------------------------ config
+_UNDOCUMENTED = "whether TensorRT-LLM takes such a pair is not documented: a start tells"
+_NO_ROUNDS = "no counter of rounds here: tokens per round need counters by position (return_perf_metrics: true)"
+_PREFIX = "trtllm_spec_decode_"
 
 
 def config(speculation: Speculation) -> ConfigText:
@@ -47,21 +36,16 @@ def config(speculation: Speculation) -> ConfigText:
         settings["use_rejection_sampling"], rule = True, "rejection"
         notes.append("rejection sampling needs FlashInfer there; without it drop use_rejection_sampling")
     if speculation.varies:
-        schedule, note = _schedule(speculation.draft, speculation.batches)
-        settings |= schedule
-        notes.append(note)
-    text = yaml.safe_dump({"speculative_config": settings}, sort_keys=False)
-    files = {"trtllm.yaml": text}
+        notes.append(_scheduled(settings, speculation.draft, speculation.batches))
+    files = {"trtllm.yaml": yaml.safe_dump({"speculative_config": settings}, sort_keys=False)}
     return ConfigText(text=f"{command} --config {FOLDER}trtllm.yaml", rule=rule, notes=notes, files=files)
 
 
 def _method(draft: DraftSpec, speculation: Speculation) -> tuple[dict[str, Any], list[str]]:
     """Settings, and what is to be said of them."""
-    settings: dict[str, Any] = {
-        "decoding_type": _TYPES[draft.method],
-        "max_draft_len": speculation.num_speculative_tokens,
-        **({} if draft.model is None else {"speculative_model": draft.model}),
-    }
+    settings: dict[str, Any] = {"decoding_type": _TYPES[draft.method]}
+    settings["max_draft_len"] = speculation.num_speculative_tokens
+    settings |= {} if draft.model is None else {"speculative_model": draft.model}
     if speculation.tree_width > 1:
         settings |= {"use_dynamic_tree": True, "dynamic_tree_max_topK": speculation.tree_width}
         settings["max_total_draft_tokens"] = speculation.tree_nodes
@@ -72,39 +56,36 @@ def _method(draft: DraftSpec, speculation: Speculation) -> tuple[dict[str, Any],
     return settings, [note] if draft.min_tokens > 1 else []
 
 
-def _schedule(draft: DraftSpec, batches: list[tuple[int, int, int]]) -> tuple[dict[str, Any], str]:
-    """The smallest key must have max_draft_len; K that grows with the batch cannot be said. N-gram takes none."""
+def _scheduled(settings: dict[str, Any], draft: DraftSpec, batches: list[tuple[int, int, int]]) -> str:
+    """A schedule among the settings, where it can be said: its smallest key must have max_draft_len; and a note."""
     if draft.method == "ngram":
-        return {}, "no schedule by batch: n-gram drafting takes none there"
+        return "no schedule by batch: n-gram drafting takes none there"
     if batches[0][2] != max(k for _, _, k in batches):
-        return {}, "no schedule by batch: K would grow with it, which its schedule cannot say"
-    schedule = {last: k for _, last, k in batches}
-    note = (
+        return "no schedule by batch: K would grow with it, which its schedule cannot say"
+    settings |= {"max_draft_len": batches[0][2], "draft_len_schedule": {last: k for _, last, k in batches}}
+    return (
         "keys of the schedule are the largest batches, beyond the last it decodes plainly; older versions read them as "
         "the smallest"
     )
-    return {"max_draft_len": batches[0][2], "draft_len_schedule": schedule}, note
 
 
-# ------------------------------------------------------------------------------------------------ preflight
-
-
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What TensorRT-LLM would refuse, ignore or do inexactly."""
-    settings, method = plan.settings, plan.draft.method
-    yield from _kind_findings(plan)
-    length = settings.get("max_draft_len", plan.num_speculative_tokens)
-    if length is None and method != "mtp":
+def _shape_findings(plan: Plan) -> Iterator[Finding]:
+    length = plan.settings.get("max_draft_len", plan.num_speculative_tokens)
+    if length is None and plan.draft.method != "mtp":
         yield error("num-speculative-tokens", "max_draft_len is missing", "give --num-speculative-tokens")
-    yield from _schedule_findings(settings, length)
-    yield from _tree_findings(settings, length)
-    yield from mtp_findings(plan)
-    if settings.get("use_relaxed_acceptance_for_thinking"):
+    yield from _schedule_findings(plan.settings, length)
+    yield from _tree_findings(plan.settings, length)
+
+
+def _lossy_findings(plan: Plan) -> Iterator[Finding]:
+    if plan.settings.get("use_relaxed_acceptance_for_thinking"):
         message = "relaxed acceptance keeps tokens that the target would not: the output is not the target's"
         yield error("lossy", message, "leave use_relaxed_acceptance_for_thinking out")
-    if method == "draft_model":
-        yield from _vocabulary_findings(plan)
-    yield from pair_findings(plan)
+
+
+def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
+    different = preflight.vocabulary_finding(plan, _NAME)
+    yield from [different] if different else preflight.padding_findings(plan, _UNDOCUMENTED)
 
 
 def _kind_findings(plan: Plan) -> Iterator[Finding]:
@@ -112,19 +93,9 @@ def _kind_findings(plan: Plan) -> Iterator[Finding]:
     given, method = plan.settings.get("decoding_type"), plan.draft.method
     kind = str(given or _TYPES.get(method) or method.capitalize())
     if kind in _NOT_ON_PYTORCH:
-        message = f"{kind} is not on the PyTorch backend"
-        yield error("backend", message, "use Eagle3, MTP, NGram or Draft_Target")
+        yield error("backend", f"{kind} is not on the PyTorch backend", "use Eagle3, MTP, NGram or Draft_Target")
     elif "decoding_type" not in plan.settings:
-        yield from method_findings(plan, _NAME, _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
-
-
-def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
-    finding = vocabulary_finding(plan, _NAME)
-    if finding:
-        yield finding
-    else:
-        remedy = "whether TensorRT-LLM takes such a pair is not documented: a start tells"
-        yield from padding_findings(plan, remedy)
+        yield from preflight.method_findings(plan, _NAME, _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
 
 
 def _schedule_findings(settings: Mapping[str, object], length: object) -> Iterator[Finding]:
@@ -140,16 +111,15 @@ def _schedule_findings(settings: Mapping[str, object], length: object) -> Iterat
     elif is_count(length):
         yield from _length_findings(schedule, length)
         if settings.get("max_concurrency") is not None:
-            message = "max_concurrency and draft_len_schedule exclude each other"
-            yield error("schedule", message, "keep the schedule alone")
+            both = "max_concurrency and draft_len_schedule exclude each other"
+            yield error("schedule", both, "keep the schedule alone")
     elif length is not None:
         yield error("schedule", f"max_draft_len is {length}, no number", "give a whole number")
 
 
 def _length_findings(schedule: Mapping[int, int], length: int) -> Iterator[Finding]:
     """Of a schedule against max_draft_len."""
-    smallest = min(schedule)
-    first = schedule[smallest]
+    smallest, first = min(schedule.items())
     if first != length:
         message = f"the smallest key of draft_len_schedule, {smallest}, has {first}; max_draft_len is {length}"
         yield error("schedule", message, f"the smallest key must equal max_draft_len: {{{smallest}: {length}}}")
@@ -166,59 +136,37 @@ def _tree_findings(settings: Mapping[str, object], length: object) -> Iterator[F
         missing = "max_draft_len" if is_count(topk) and topk else "dynamic_tree_max_topK"
         yield error("tree-shape", f"use_dynamic_tree needs {missing}", f"set {missing} to 1 or more")
     elif is_count(topk) and is_count(nodes) and is_count(length) and not length <= nodes <= topk * length:
-        most = topk * length
-        message = f"max_total_draft_tokens {nodes} is not between max_draft_len {length} and topK times it, {most}"
-        yield error("tree-shape", message, f"give {length} to {most}")
-
-
-# ------------------------------------------------------------------------------------------------ telemetry
-
-_PREFIX = "trtllm_spec_decode_"
+        bounds = f"max_draft_len {length} and topK times it, {topk * length}"
+        message = f"max_total_draft_tokens {nodes} is not between {bounds}"
+        yield error("tree-shape", message, f"give {length} to {topk * length}")
 
 
 def counts_of_series(series: Series) -> Counts | None:
     """From /prometheus/metrics. Rounds are told only by the newer counters by position: those of position 0."""
     proposed, accepted = (total(series, f"{_PREFIX}num_{kind}_tokens_total") for kind in ("draft", "accepted"))
-    drafted, kept = (
-        by_position(series, f"{_PREFIX}{kind}_tokens_total", "token_position") for kind in ("drafted", "accepted")
-    )
-    if proposed is None and not drafted:
-        return None
+    drafted = by_position(series, f"{_PREFIX}drafted_tokens_total", "token_position")
+    kept = by_position(series, f"{_PREFIX}accepted_tokens_total", "token_position")
     if drafted:
-        return Counts(
-            num_drafts=drafted[0],
-            num_draft_tokens=sum(drafted),
-            num_accepted_tokens=sum(kept),
-            accepted_by_position=(*kept, *[0.0] * (len(drafted) - len(kept))),
-        )
-    note = "no counter of rounds here: tokens per round need counters by position (return_perf_metrics: true)"
-    return Counts(num_draft_tokens=proposed, num_accepted_tokens=accepted, warnings=(note,))
+        every = (*kept, *[0.0] * (len(drafted) - len(kept)))
+        return Counts(drafts=drafted[0], proposed=sum(drafted), accepted=sum(kept), by_position=every)
+    return None if proposed is None else Counts(proposed=proposed, accepted=accepted, warnings=(_NO_ROUNDS,))
 
 
 def counts_of_object(body: Mapping[str, object]) -> Counts | None:
     """From specDecodingStats of an iteration, or /perf_metrics of a request."""
     if "numDraftTokens" in body:
-        known = numbers_of(body, "numDraftTokens", "numAcceptedTokens", "numRequestsWithDraftTokens")
-        return Counts(
-            num_drafts=known.get("numRequestsWithDraftTokens"),
-            num_draft_tokens=known.get("numDraftTokens"),
-            num_accepted_tokens=known.get("numAcceptedTokens"),
-        )
-    if "total_accepted_draft_tokens" not in body:
+        names = ("numDraftTokens", "numAcceptedTokens", "numRequestsWithDraftTokens")
+    elif "total_accepted_draft_tokens" in body:
+        names = ("total_draft_tokens", "total_accepted_draft_tokens", "")
+    else:
         return None
-    known = numbers_of(body, "total_draft_tokens", "total_accepted_draft_tokens")
-    return Counts(
-        num_draft_tokens=known.get("total_draft_tokens"), num_accepted_tokens=known.get("total_accepted_draft_tokens")
-    )
+    proposed, accepted, drafts = map(numbers_of(body, *filter(None, names)).get, names)
+    return Counts(drafts=drafts, proposed=proposed, accepted=accepted)
 
 
 ENGINE = Engine(
-    name=_NAME,
-    checked_against="1.3",
-    methods=tuple(_TYPES),
-    trees=("eagle3",),
-    config=config,
-    findings=findings,
-    counts_of_series=counts_of_series,
-    counts_of_object=counts_of_object,
-)
+    name=_NAME, checked_against="1.3", methods=tuple(_TYPES), trees=("eagle3",), config=config,
+    checks=(_kind_findings, _shape_findings, preflight.mtp_findings, _lossy_findings,
+            for_draft_models(_vocabulary_findings), preflight.pair_findings),
+    counts_of_series=counts_of_series, counts_of_object=counts_of_object,
+)  # fmt: skip

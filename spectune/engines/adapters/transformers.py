@@ -1,82 +1,57 @@
 """transformers: assisted generation and prompt lookup; what generate() refuses. Checked against 5.24, by running it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from spectune.engines.engine import ConfigText, Engine
-from spectune.engines.preflight import (
-    TOKENS_APART,
-    Finding,
-    Plan,
-    error,
-    first_difference,
-    is_count,
-    method_findings,
-    mtp_findings,
-    padding_findings,
-    pair_findings,
-    warning,
-)
+from spectune.engines import preflight
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
+from spectune.engines.preflight import Finding, Plan, error, is_count, warning
 from spectune.engines.speculation import Speculation
 
 _METHODS = ("draft_model", "layer_skip", "ngram", "mtp")
-
-
-# ------------------------------------------------------------------------------------------------ config
+_UNNOTICED = "with equal sizes transformers does not notice"
 
 
 def config(speculation: Speculation) -> ConfigText:
     """The generate call, from loading on."""
-    draft = speculation.draft
+    draft, k = speculation.draft, speculation.num_speculative_tokens
     if draft is None:
-        return _call(speculation, rule="none", notes=[])
-    if draft.method == "layer_skip":
-        setup = _constant("model", speculation.num_speculative_tokens)  # which is its own assistant
-        notes = ["some architectures refuse it in this version"]
-        options = f"assistant_early_exit={draft.layers}, "
-        return _call(speculation, rule="rejection", notes=notes, setup=setup, options=options)
+        return _call(speculation, "none", [])
+    if draft.method == "layer_skip":  # which is its own assistant
+        notes, options = ["some architectures refuse it in this version"], f"assistant_early_exit={draft.layers}, "
+        return _call(speculation, "rejection", notes, options, _constant("model", k))
     if draft.method == "draft_model":
-        setup = _assistant(str(draft.model), speculation)
         notes = ["threshold and schedule are set because the defaults adapt K and persist across calls"]
         tokenizers = "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, " if speculation.padded else ""
         options = f"assistant_model=assistant, {tokenizers}"
-        return _call(speculation, rule="rejection", notes=notes, setup=setup, options=options)
+        return _call(speculation, "rejection", notes, options, _assistant(str(draft.model), speculation))
     if draft.method == "ngram":
         note = f"prompt lookup here has no lower bound, so it proposes more often than {draft.text} does"
-        notes, k = [note] if draft.min_tokens > 1 else [], speculation.num_speculative_tokens
         options = f"prompt_lookup_num_tokens={k}, max_matching_ngram_size={draft.max_tokens}, "
-        return _call(speculation, rule="greedy_draft", notes=notes, options=options)
-    notes = ["K is the number of heads that the model predicts with"]
-    return _call(speculation, rule="rejection", notes=notes, options="use_mtp=True, ")
+        return _call(speculation, "greedy_draft", [note] if draft.min_tokens > 1 else [], options)
+    return _call(speculation, "rejection", ["K is the number of heads that the model predicts with"], "use_mtp=True, ")
 
 
 def _call(
-    speculation: Speculation, *, rule: str, notes: list[str], setup: Sequence[str] = (), options: str = ""
+    speculation: Speculation, rule: str, notes: list[str], options: str = "", setup: Sequence[str] = ()
 ) -> ConfigText:
     """Its code: the target is loaded, then what drafts is set up, then text generated with these options."""
-    lines = [*_loading(speculation), *setup, f"model.generate(**inputs, {options}{_sampling(speculation)})"]
+    nucleus = f"top_p={speculation.top_p:g}, top_k={speculation.top_k}"
+    sampled = f"do_sample=True, temperature={speculation.temperature:g}, {nucleus}"
+    sampling = "do_sample=False" if speculation.temperature == 0.0 else sampled
+    lines = [
+        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if speculation.padded else ''}\n",
+        _loaded("model", speculation.target, speculation.dtype),
+        *setup,
+        f"model.generate(**inputs, {options}{sampling})",
+    ]
     notes = ["batch 1 only", *notes] if speculation.draft else notes
     return ConfigText(text="\n".join(lines), rule=rule, notes=notes, language="python")
-
-
-def _sampling(speculation: Speculation) -> str:
-    if speculation.temperature == 0.0:
-        return "do_sample=False"
-    nucleus = f"top_p={speculation.top_p:g}, top_k={speculation.top_k}"
-    return f"do_sample=True, temperature={speculation.temperature:g}, {nucleus}"
 
 
 def _quoted(name: str) -> str:
     """As formatters write a string."""
     return json.dumps(name, ensure_ascii=False)
-
-
-def _loading(speculation: Speculation) -> list[str]:
-    return [
-        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if speculation.padded else ''}",
-        "",
-        _loaded("model", speculation.target, speculation.dtype),
-    ]
 
 
 def _loaded(variable: str, model: str, dtype: str) -> str:
@@ -85,12 +60,9 @@ def _loaded(variable: str, model: str, dtype: str) -> str:
 
 def _assistant(draft: str, speculation: Speculation) -> list[str]:
     """Other sizes of the embedding are taken for other tokenizers, even where padding alone differs."""
-    tokenizers = [
-        f"tokenizer = AutoTokenizer.from_pretrained({_quoted(speculation.target)})",
-        f"assistant_tokenizer = AutoTokenizer.from_pretrained({_quoted(draft)})",
-    ]
+    named = {"tokenizer": speculation.target, "assistant_tokenizer": draft} if speculation.padded else {}
     return [
-        *(tokenizers if speculation.padded else []),
+        *(f"{tokenizer} = AutoTokenizer.from_pretrained({_quoted(model)})" for tokenizer, model in named.items()),
         _loaded("assistant", draft, speculation.dtype),
         *_constant("assistant", speculation.num_speculative_tokens),
     ]
@@ -105,20 +77,10 @@ def _constant(model: str, k: int) -> list[str]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------ preflight
-
-
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What generate() would refuse, or do otherwise."""
-    yield from method_findings(plan, "transformers", _METHODS, "use a draft model, n-gram or layers:N")
-    yield from _call_findings(plan.settings)
-    yield from _draft_findings(plan)
-    yield from mtp_findings(plan)
-    yield from pair_findings(plan)
-
-
-def _call_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
+def _call_findings(plan: Plan) -> Iterator[Finding]:
     """Of what is passed to generate()."""
+    yield from preflight.method_findings(plan, "transformers", _METHODS, "use a draft model, n-gram or layers:N")
+    settings = plan.settings
     if settings.get("use_cache") is False:
         yield error("cache", "assisted generation needs a cache", "leave use_cache out")
     if settings.get("num_return_sequences", 1) != 1:
@@ -149,32 +111,25 @@ def _draft_findings(plan: Plan) -> Iterator[Finding]:
     if method == "layer_skip" and depth is not None and plan.draft.layers >= depth:
         message = f"the first {plan.draft.layers} layers of {depth} are no shorter model"
         yield error("layers", message, f"give layers:1 to layers:{depth - 1}")
-    if method == "draft_model":
-        yield from _vocabulary_findings(plan)
 
 
 def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
     """It judges by sizes alone; other sizes take universal assisted generation, which needs both tokenizers."""
-    difference = first_difference(plan)
+    difference = preflight.first_difference(plan)
     both = "pass tokenizer= and assistant_tokenizer= to generate (universal assisted generation)"
     if difference is None:
-        yield from padding_findings(plan, both, "padding, taken for other tokenizers")
+        yield from preflight.padding_findings(plan, both, "padding, taken for other tokenizers")
     elif plan.target.vocab_size != plan.drafting.vocab_size:
         yield warning("vocabulary", difference.message, both)
     elif difference.lacks:
         message = f"{difference.message}; {_UNNOTICED}: such ones are never accepted"
-        yield warning("vocabulary", message, TOKENS_APART)
+        yield warning("vocabulary", message, preflight.TOKENS_APART)
     else:
         yield error("vocabulary", f"{difference.message}; {_UNNOTICED}", "use another draft")
 
 
-_UNNOTICED = "with equal sizes transformers does not notice"
-
-
 ENGINE = Engine(
-    name="transformers",
-    checked_against="5.24",
-    methods=_METHODS,
-    config=config,
-    findings=findings,
-)
+    name="transformers", checked_against="5.24", methods=_METHODS, config=config,
+    checks=(_call_findings, _draft_findings, for_draft_models(_vocabulary_findings), preflight.mtp_findings,
+            preflight.pair_findings),
+)  # fmt: skip

@@ -8,40 +8,35 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
-from spectune.drafting_spec import DraftSpec
-from spectune.engines.engine import ConfigText, Engine
-from spectune.engines.preflight import (
-    Finding,
-    Plan,
-    error,
-    is_count,
-    mtp_findings,
-    pair_findings,
-    vocabulary_finding,
-    warning,
-)
+from spectune.engines import preflight
+from spectune.engines.engine import ConfigText, Engine, for_draft_models
+from spectune.engines.preflight import Finding, Plan, error, is_count, warning
 from spectune.engines.speculation import Speculation
-from spectune.served.exposition import Series, by_position, several, total
-from spectune.served.numbers import number, numbers_of, steps_by_accepted, unreadable
-from spectune.served.telemetry import Counts
+from spectune.served.exposition import Series, several, spec_decode_counts
+from spectune.served.telemetry import Counts, number, numbers_of, steps_by_accepted, unreadable
 
-# ------------------------------------------------------------------------------------------------ config
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_TELLING_RATE = 0.02
+_ROUNDED = "drafts and positions follow from rounded rates in the log"
+_NO_BONUS = "this version prints a mean acceptance length without the bonus token; it is included here"
+_BETWEEN = "a batch that was not measured has the K of the next larger one that was, beyond the largest its K holds"
+_SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 def config(speculation: Speculation) -> ConfigText:
-    """`vllm serve` with its speculative config.
-
-    Draft models propose their argmax by default; where sampling them is worth more than 1% of tokens a round,
-    `draft_sample_method` says so.
-    """
+    """`vllm serve`; its draft models propose their argmax unless sampling is worth more than 1% of tokens a round."""
     draft = speculation.draft
     if draft is None:
         return _command(speculation, {}, "none", [])
-    settings, rule, notes = _method(draft), "greedy_draft", []
+    lookup = {"prompt_lookup_min": draft.min_tokens, "prompt_lookup_max": draft.max_tokens}
+    told = {"method": draft.method, "model": draft.model, **lookup}
+    settings: dict[str, Any] = {name: value for name, value in told.items() if value}
+    rule, notes = "greedy_draft", []
     if speculation.padded:
         settings["use_heterogeneous_vocab"] = True
         notes.append("the embeddings differ in padding, which vLLM takes for another vocabulary: drafts greedily only")
@@ -50,19 +45,10 @@ def config(speculation: Speculation) -> ConfigText:
     settings["num_speculative_tokens"] = speculation.num_speculative_tokens
     if speculation.varies:
         settings["num_speculative_tokens"] = max(k for _, _, k in speculation.batches)
-        settings["num_speculative_tokens_per_batch_size"] = [list(step) for step in speculation.batches]
-        notes += [
-            "a batch that was not measured has the K of the next larger one that was, beyond the largest its K holds",
-            "the schedule is ignored under data parallelism",
-        ]
+        settings[_SCHEDULE] = [list(step) for step in speculation.batches]
+        notes += [_BETWEEN, "the schedule is ignored under data parallelism"]
     notes.append("requests with min_p or logit_bias are refused under speculation")
     return _command(speculation, settings, rule, notes)
-
-
-def _method(draft: DraftSpec) -> dict[str, Any]:
-    if draft.method == "ngram":
-        return {"method": "ngram", "prompt_lookup_min": draft.min_tokens, "prompt_lookup_max": draft.max_tokens}
-    return {"method": draft.method} if draft.model is None else {"method": draft.method, "model": draft.model}
 
 
 def _command(speculation: Speculation, settings: dict[str, Any], rule: str, notes: list[str]) -> ConfigText:
@@ -72,26 +58,8 @@ def _command(speculation: Speculation, settings: dict[str, Any], rule: str, note
     if settings:
         lines.append(f"  --speculative-config {shlex.quote(json.dumps(settings))}")
         served["speculative-config"] = settings
-    files = {"vllm.yaml": yaml.safe_dump(served, sort_keys=False)}
-    return ConfigText(text=" \\\n".join(lines), rule=rule, notes=notes, files=files)
-
-
-# ------------------------------------------------------------------------------------------------ preflight
-
-
-def findings(plan: Plan) -> Iterator[Finding]:
-    """What vLLM would refuse, ignore or read otherwise."""
-    yield from pair_findings(plan)
-    yield from _method_findings(plan)
-    if plan.draft.method == "draft_model":
-        yield from _vocabulary_findings(plan)
-    yield from _lookup_findings(plan.settings)
-    yield from _mtp_findings(plan)
-    yield from _gone_findings(plan)
-    yield from _parallel_findings(plan.settings)
-    yield from _sampling_findings(plan)
-    if schedule := plan.settings.get("num_speculative_tokens_per_batch_size"):
-        yield from _schedule_findings(schedule, plan)
+    written = yaml.safe_dump(served, sort_keys=False)
+    return ConfigText(text=" \\\n".join(lines), rule=rule, notes=notes, files={"vllm.yaml": written})
 
 
 def _method_findings(plan: Plan) -> Iterator[Finding]:
@@ -111,10 +79,11 @@ def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
     """VLLM compares the rows of the embeddings, and nothing else."""
     if plan.settings.get("use_heterogeneous_vocab") is True:
         if plan.settings.get("draft_sample_method", "greedy") != "greedy":
-            message = "use_heterogeneous_vocab drafts greedily only"
-            yield error("vocabulary", message, "leave draft_sample_method at greedy")
+            yield error(
+                "vocabulary", "use_heterogeneous_vocab drafts greedily only", "leave draft_sample_method at greedy"
+            )
         return
-    difference, rows = vocabulary_finding(plan, "vLLM"), plan.unequal_rows
+    difference, rows = preflight.vocabulary_finding(plan, "vLLM"), plan.unequal_rows
     if difference:
         yield difference
     if rows and (difference is None or difference.level == "warning"):
@@ -123,13 +92,12 @@ def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
         yield error("padding", message, "pad the draft to the target's size, or set use_heterogeneous_vocab")
 
 
-def _lookup_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
-    low, high = settings.get("prompt_lookup_min"), settings.get("prompt_lookup_max")
+def _lookup_findings(plan: Plan) -> Iterator[Finding]:
+    low, high = plan.settings.get("prompt_lookup_min"), plan.settings.get("prompt_lookup_max")
     if (low is None) != (high is None):
         given, value = ("prompt_lookup_max", high) if low is None else ("prompt_lookup_min", low)
         message = f"with {given} = {value} alone, vLLM takes {value} for both"
-        remedy = f"write prompt_lookup_min and prompt_lookup_max, both {value} or apart"
-        yield warning("prompt-lookup", message, remedy)
+        yield warning("prompt-lookup", message, f"write prompt_lookup_min and prompt_lookup_max, both {value} or apart")
     elif is_count(low) and is_count(high) and low > high:
         yield error("prompt-lookup", f"prompt_lookup_min {low} is above prompt_lookup_max {high}", "give min ≤ max")
 
@@ -139,10 +107,10 @@ def _mtp_findings(plan: Plan) -> Iterator[Finding]:
     if plan.draft.method == "mtp" and heads and k is not None and k > heads and k % heads:
         message = f"K = {k} does not fit the {heads} tokens that {plan.drafting.name} predicts in a pass"
         yield error("mtp", message, f"K must be at most {heads} or a multiple of {heads}")
-    yield from mtp_findings(plan)
 
 
 def _gone_findings(plan: Plan) -> Iterator[Finding]:
+    """Of settings that vLLM dropped, or does not take from a draft."""
     k = plan.num_speculative_tokens or 1
     if "speculative_token_tree" in plan.settings:
         yield error("gone", "vLLM dropped speculative_token_tree: it verifies chains only", "drop it")
@@ -150,15 +118,11 @@ def _gone_findings(plan: Plan) -> Iterator[Finding]:
         if name in plan.settings:
             size = plan.settings[name]
             ranges = [[1, size - 1, k], [size, size, 0]] if is_count(size) and size > 1 else [[1, 1, 0]]
-            remedy = f"write num_speculative_tokens_per_batch_size: {json.dumps(ranges)}"
-            yield error("gone", f"vLLM dropped {name}", remedy)
-
-
-def _parallel_findings(settings: Mapping[str, object]) -> Iterator[Finding]:
-    devices, own = settings.get("tensor_parallel_size"), settings.get("draft_tensor_parallel_size")
-    if "speculative_config.tensor_parallel_size" in settings:
-        message = "speculative_config has no tensor_parallel_size"
-        yield error("tensor-parallel", message, "write draft_tensor_parallel_size")
+            yield error("gone", f"vLLM dropped {name}", f"write {_SCHEDULE}: {json.dumps(ranges)}")
+    devices, own = plan.settings.get("tensor_parallel_size"), plan.settings.get("draft_tensor_parallel_size")
+    if "speculative_config.tensor_parallel_size" in plan.settings:
+        missing = "speculative_config has no tensor_parallel_size"
+        yield error("tensor-parallel", missing, "write draft_tensor_parallel_size")
     if own is not None and own not in (1, devices or 1):
         message = f"vLLM runs a draft on 1 or on the target's {devices or 1} devices, not on {own}"
         remedy = f"set draft_tensor_parallel_size to 1{f' or {devices}' if devices else ''}"
@@ -177,23 +141,23 @@ def _sampling_findings(plan: Plan) -> Iterator[Finding]:
             yield error("sampling", f"vLLM refuses requests with {name} under speculation", f"drop {name}")
 
 
-def _schedule_findings(schedule: object, plan: Plan) -> Iterator[Finding]:
+def _schedule_findings(plan: Plan) -> Iterator[Finding]:
     remedy = "write ranges [first, last, K] from batch 1 up, without overlap, as in [[1, 8, 4], [9, 32, 0]]"
+    schedule, k = plan.settings.get(_SCHEDULE), plan.num_speculative_tokens
     ranges = schedule if isinstance(schedule, list) else []
+    if not schedule:
+        return
     if not ranges or not all(isinstance(r, list) and len(r) == 3 and all(map(is_count, r)) for r in ranges):
-        yield error("schedule", "num_speculative_tokens_per_batch_size is no list of ranges", remedy)
-        return
-    if wrong := _wrong_range(ranges):
-        message = f"the range {wrong[0]} to {wrong[1]} of num_speculative_tokens_per_batch_size starts or ends wrongly"
-        yield error("schedule", message, remedy)
-        return
-    k, parallel = plan.num_speculative_tokens, plan.settings.get("data_parallel_size")
-    if k is not None and max(longest for _, _, longest in ranges) > k:
-        message = f"K above {k} in num_speculative_tokens_per_batch_size is cut to {k}"
-        yield warning("schedule", message, "give the largest of them as num_speculative_tokens")
-    if is_count(parallel) and parallel > 1:
-        message = "under data parallelism vLLM ignores num_speculative_tokens_per_batch_size"
-        yield warning("schedule", message, "serve without data parallelism, or with one K")
+        yield error("schedule", f"{_SCHEDULE} is no list of ranges", remedy)
+    elif wrong := _wrong_range(ranges):
+        yield error("schedule", f"the range {wrong[0]} to {wrong[1]} of {_SCHEDULE} starts or ends wrongly", remedy)
+    else:
+        if k is not None and max(longest for _, _, longest in ranges) > k:
+            message = f"K above {k} in {_SCHEDULE} is cut to {k}"
+            yield warning("schedule", message, "give the largest of them as num_speculative_tokens")
+        if is_count(devices := plan.settings.get("data_parallel_size")) and devices > 1:
+            message = f"under data parallelism vLLM ignores {_SCHEDULE}"
+            yield warning("schedule", message, "serve without data parallelism, or with one K")
 
 
 def _wrong_range(ranges: list[list[int]]) -> list[int] | None:
@@ -207,43 +171,24 @@ def _wrong_range(ranges: list[list[int]]) -> list[int] | None:
     return None
 
 
-# ------------------------------------------------------------------------------------------------ telemetry
-
-_PREFIX = "vllm:spec_decode_"
-_COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
-_TELLING_RATE = 0.02
-
-
 def counts_of_series(series: Series) -> Counts | None:
     """From /metrics. Positions are counted over all drafts: cumulative."""
-    named = {name: total(series, f"{_PREFIX}{name}_total", f"{_PREFIX}{name}") for name in _COUNTERS}
-    if all(value is None for value in named.values()):
+    counts = spec_decode_counts(series, "vllm", "_total", "")
+    if counts.drafts is counts.proposed is counts.accepted is None:
         return None
-    positions = f"{_PREFIX}num_accepted_tokens_per_pos"
-    return Counts(
-        **named,
-        accepted_by_position=by_position(series, f"{positions}_total" if f"{positions}_total" in series else positions),
-        warnings=tuple(several(series, f"{_PREFIX}num_accepted_tokens_total", "model_name")),
-    )
+    warnings = several(series, "vllm:spec_decode_num_accepted_tokens_total", "model_name")
+    return replace(counts, warnings=tuple(warnings))
 
 
 def counts_of_object(body: Mapping[str, object]) -> Counts | None:
-    """From metrics.speculative_decoding of a response: a histogram of steps by accepted tokens.
-
-    Steps in which nothing was proposed are not in it.
-    """
+    """From metrics.speculative_decoding of a response: a histogram of steps that proposed, by accepted tokens."""
     histogram = body.get("acceptance_histogram")
     if "num_spec_steps" not in body or not isinstance(histogram, list):
         return None
     steps, at_least = steps_by_accepted(histogram)
     known = numbers_of(body, "num_draft_tokens", "num_accepted_draft_tokens")
-    return Counts(
-        num_drafts=steps,
-        num_draft_tokens=known.get("num_draft_tokens"),
-        num_accepted_tokens=known.get("num_accepted_draft_tokens", math.fsum(at_least)),
-        accepted_by_position=at_least,
-    )
+    accepted = known.get("num_accepted_draft_tokens", math.fsum(at_least))
+    return Counts(drafts=steps, proposed=known.get("num_draft_tokens"), accepted=accepted, by_position=at_least)
 
 
 def counts_of_line(line: str) -> Counts | None:
@@ -255,31 +200,19 @@ def counts_of_line(line: str) -> Counts | None:
     if accepted is None or proposed is None or (listed is None and "Per-position" in line):
         raise unreadable(line)
     if listed is None:
-        return Counts(num_draft_tokens=proposed, num_accepted_tokens=accepted)
+        return Counts(proposed=proposed, accepted=accepted)
     rates = [number(rate) for rate in listed[1].split(", ")]
     return _counts_of_rates(rates, proposed, accepted, mean)
 
 
 def _counts_of_rates(rates: list[float], proposed: float, accepted: float, mean: float | None) -> Counts:
-    """Drafts follow from the rates by position, accepted tokens over drafts each: they sum to the mean length without
-    the bonus, which some versions leave out of the mean they print.
-    """
-    total_rate = math.fsum(rates)
-    at_least = math.ceil(proposed / len(rates))
+    """Drafts follow from the rates by position, which sum to the mean length without the bonus."""
+    total_rate, at_least = math.fsum(rates), math.ceil(proposed / len(rates))
     told = total_rate > _TELLING_RATE * len(rates)  # well above its rounding
     drafts = float(max(at_least, round(min(accepted / total_rate, proposed)) if told else 0))
     without = mean is not None and accepted > 0 and abs(mean - total_rate) < abs(mean - 1 - total_rate)
-    return Counts(
-        num_drafts=drafts,
-        num_draft_tokens=proposed,
-        num_accepted_tokens=accepted,
-        accepted_by_position=tuple(rate * drafts for rate in rates),
-        warnings=(_ROUNDED, *((_NO_BONUS,) if without else ())),
-    )
-
-
-_ROUNDED = "drafts and positions follow from rounded rates in the log"
-_NO_BONUS = "this version prints a mean acceptance length without the bonus token; it is included here"
+    kept, warnings = tuple(rate * drafts for rate in rates), (_ROUNDED, _NO_BONUS) if without else (_ROUNDED,)
+    return Counts(drafts=drafts, proposed=proposed, accepted=accepted, by_position=kept, warnings=warnings)
 
 
 def _figure(line: str, name: str) -> float | None:
@@ -288,14 +221,12 @@ def _figure(line: str, name: str) -> float | None:
 
 
 ENGINE = Engine(
-    name="vLLM",
-    checked_against="0.32",
+    name="vLLM", checked_against="0.32",
     methods=("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp"),
     in_full={"tp": "tensor_parallel_size", "tp_size": "tensor_parallel_size", "dp": "data_parallel_size",
              "dp_size": "data_parallel_size"},
     config=config,
-    findings=findings,
-    counts_of_series=counts_of_series,
-    counts_of_object=counts_of_object,
-    counts_of_line=counts_of_line,
+    checks=(preflight.pair_findings, _method_findings, for_draft_models(_vocabulary_findings), _lookup_findings,
+            _mtp_findings, preflight.mtp_findings, _gone_findings, _sampling_findings, _schedule_findings),
+    counts_of_series=counts_of_series, counts_of_object=counts_of_object, counts_of_line=counts_of_line,
 )  # fmt: skip
