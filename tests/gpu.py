@@ -63,7 +63,9 @@ def repeatability(first: Path, second: Path) -> float:
     return max(abs(before.resampled(key)[0] / after.resampled(key)[0] - 1) for key in forwards)
 
 
-def rehearse(folder: Path, device: str, shapes: dict[str, dict[str, int]], budget_s: str) -> dict[str, object]:
+def rehearse(
+    folder: Path, device: str, shapes: dict[str, dict[str, int]], budget_s: str, max_k: int = 8
+) -> dict[str, object]:
     from spectune.profile.store import load_profile
     from tests.checkpoints import WORDS
 
@@ -75,10 +77,11 @@ def rehearse(folder: Path, device: str, shapes: dict[str, dict[str, int]], budge
     workload.write_text("\n".join(map(json.dumps, lines)))
     for name in ("first", "second"):
         spectune("profile", "--target", target, "--draft", draft, "--draft", "ngram", "--workload", str(workload),
-                 "--device", device, "--dtype", "bfloat16", "--max-new-tokens", "32", "--batch", "8",
+                 "--device", device, "--dtype", "bfloat16", "--max-new-tokens", str(4 * max_k), "--batch", "8",
+                 "--max-k", str(max_k),
                  "--budget-s", budget_s, "-o", str(folder / name))  # fmt: skip
     spectune("recommend", str(folder / "first"), "-o", str(folder / "skill.md"))
-    spectune("confirm", str(folder / "first"), "--temperature", "0", "--draft", draft, "-k", "1", "-k", "4")
+    spectune("confirm", str(folder / "first"), "--temperature", "0", "--draft", draft, "-k", str(max_k // 2))
     spectune("show", str(folder / "first"))
     manifest = load_profile(folder / "first").manifest
     return {

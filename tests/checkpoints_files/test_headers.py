@@ -23,7 +23,7 @@ from spectune.errors import ConfigError
 HUGE = (1 << 20, 1 << 32, (1 << 63) - 1, (1 << 64) - 1)
 CONFIG = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "vocab_size": 50}
 TENSORS = {"a": {"dtype": "F32", "shape": [5, 2], "data_offsets": [0, 40]}}
-on_one_file = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+on_one_file = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write_gguf(path: Path, endianess: GGUFEndian = GGUFEndian.LITTLE) -> bytes:

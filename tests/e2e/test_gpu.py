@@ -18,7 +18,7 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no 
 
 
 def test_the_prepared_script_runs(tmp_path) -> None:
-    summary = rehearse(tmp_path, "cpu", SMALL, "0.3")
+    summary = rehearse(tmp_path, "cpu", SMALL, "0.3", max_k=2)
     assert load_profile(tmp_path / "first").confirmed is not None
     assert summary["cost_repeatability"] < 10
 

@@ -32,7 +32,7 @@ def target():
 def workload(tmp_path_factory):
     from spectune.workload.prompts import load_workload
 
-    short = [p for p in load_workload().prompts if len(p.messages) == 1 and len(p.messages[0].content) < 350][:20]
+    short = [p for p in load_workload().prompts if len(p.messages) == 1 and len(p.messages[0].content) < 350][:8]
     lines = [{"prompt": p.messages[0].content, "category": "short"} for p in short]
     path = tmp_path_factory.mktemp("workload") / "short.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
@@ -40,7 +40,7 @@ def workload(tmp_path_factory):
 
 
 def test_profile_and_recommend_on_the_embedded_target(target, workload, tmp_path) -> None:
-    options = ["--workload", str(workload), "--max-k", "3", "--max-new-tokens", "20", "--budget-s", "3"]
+    options = ["--workload", str(workload), "--max-k", "3", "--max-new-tokens", "12", "--budget-s", "1"]
     done = spectune("profile", *options, "-o", "prof", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
@@ -65,8 +65,8 @@ def test_replayed_rounds_are_the_rounds_of_real_decoding(target, workload, tmp_p
     from spectune.replay import replay
     from spectune.workload.prompts import load_workload
 
-    drafter, length, k = NgramDrafter(), 32, 4
-    for prompt in load_workload(str(workload)).prompts[:3]:
+    drafter, length, k = NgramDrafter(), 24, 4
+    for prompt in load_workload(str(workload)).prompts[:2]:
         ids = prompt_token_ids(target, prompt.messages)
         plain = speculative_decode(ModelScorer(target), drafter, ids, 0, 0.0, max_new_tokens=length)
         decoded = speculative_decode(ModelScorer(target), drafter, ids, k, 0.0, max_new_tokens=length)
