@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,8 +42,6 @@ def telemetry(
 
     Exits with 3 where a server cannot be read, with 4 where nothing was drafted or K cannot be judged.
     """
-    from dataclasses import asdict
-
     from spectune.served.telemetry import nothing_drafted
 
     if profile is None and (draft is not None or temperature is not None):
@@ -105,11 +104,15 @@ def _bytes(source: str) -> bytes:
 def _judged(
     figures: "Telemetry", directory: Path, temperature: float, draft: str | None
 ) -> "tuple[Telemetry, ServedDepth | None]":
-    from spectune.decide.served_depth import judged
+    """Where K cannot be judged, the figures say why."""
+    from spectune.decide.served_depth import served_depth
     from spectune.drafting_spec import draft_spec
     from spectune.profile.store import load_profile
 
-    return judged(load_profile(directory), figures, temperature, draft and draft_spec(draft).text)
+    try:
+        return figures, served_depth(load_profile(directory), figures, temperature, draft and draft_spec(draft).text)
+    except InsufficientDataError as error:
+        return replace(figures, warnings=[*figures.warnings, f"{error.problem}; {error.remedy}"]), None
 
 
 def _summary(figures: "Telemetry", depth: "ServedDepth | None") -> str:

@@ -1,6 +1,6 @@
 """Profile → fitted settings: acceptance by replay, round times from measured cells, both with their spread."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,6 +109,14 @@ def fit_settings(profile: Profile, cells: CostCells, loads: Sequence[Load] = ())
     """Every draft × temperature × load × K, by default at the main load. Raises: InsufficientDataError: no rounds."""
     counted = [replayed(evidence) for evidence in profiled_evidence(profile)]
     return priced_settings(counted, cells, profile.manifest.settings, loads)
+
+
+def by_draft(settings: Iterable[Setting]) -> dict[tuple[str, float], list[Setting]]:
+    """Those of each draft and temperature together."""
+    groups: dict[tuple[str, float], list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault((setting.draft, setting.temperature), []).append(setting)
+    return groups
 
 
 def priced_settings(
