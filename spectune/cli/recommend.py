@@ -127,7 +127,7 @@ def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
 
 
 def _confirmed_line(decided: "Recommendation", directory: Path) -> str:
-    from spectune.report.skill import interval_text
+    from spectune.report.markdown import interval_text
 
     decoded = decided.best_decoded
     if decoded is None:

@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from spectune.decide.selection import choose  # noqa: TID253
-from spectune.report.skill import formula_text, interval_text, machine_change
+from spectune.report.markdown import interval_text
+from spectune.report.skill import formula_text, machine_change
 
 if TYPE_CHECKING:
     from spectune.choice import Choice
