@@ -33,11 +33,8 @@ class Replay:
     starts: Floats  # [K, T, rows] probability that a round starts at a position
 
 
-def shifted(per_position: Floats, max_k: int) -> Floats:
-    """w(s, j) = per_position[s + j] for evidence that does not depend on the start; 0 beyond the end.
-
-    per_position is [T, rows]; the result is [T, max_k, rows].
-    """
+def shifted(per_position: Floats, max_k: int) -> Floats:  # [T, rows] → [T, max_k, rows]
+    """w(s, j) = per_position[s + j] for evidence that does not depend on the start; 0 beyond the end."""
     padded = np.concatenate([per_position, np.zeros((max_k, per_position.shape[1]))])
     windows = np.lib.stride_tricks.sliding_window_view(padded, max_k, axis=0)[: len(per_position)]
     return np.moveaxis(windows, -1, 1)
@@ -54,10 +51,7 @@ def accept_probabilities_exact_match(draft_logprobs: Floats) -> Floats:
 
 
 def accept_probabilities_top_ranks(ranks: Ints, width: int) -> Floats:
-    """1 where x is among the draft's `width` likeliest tokens: deterministic children, one of which must match.
-
-    width 1 is the greedy draft of a chain. Source: EAGLE-2, arXiv 2406.16858, verification by sampling.
-    """
+    """1 where x is among the draft's `width` likeliest tokens, 1 for a greedy chain. Source: arXiv 2406.16858."""
     return (ranks <= width).astype(np.float64)
 
 
@@ -66,10 +60,7 @@ def accept_probabilities_block(
     draft_logprobs: Floats,  # [T, rows]
     max_k: int,
 ) -> Floats:  # [T, max_k, rows]
-    """min(1, q/(P_j·p)) with P_0 = 1, P_{j+1} = min(1, P_j·p/q) carried from the round's start.
-
-    Source: block verification, Sun et al. 2024, arXiv 2403.10444.
-    """
+    """min(1, q/(P_j·p)), P_0 = 1, P_{j+1} = min(1, P_j·p/q) from the round's start. Source: arXiv 2403.10444."""
     log_ratio = np.nan_to_num(target_logprobs - draft_logprobs, nan=np.inf, posinf=np.inf)
     ratio = shifted(log_ratio, max_k)  # log p/q
     inside = shifted(np.ones_like(log_ratio), max_k)
@@ -90,10 +81,8 @@ def accept_probability_sampled_siblings(
 ) -> float:
     """P(some sibling is accepted | output x) for i.i.d. sampled children under recursive rejection.
 
-    Σ_i R_{i−1}·min(p_{i−1}, q)(x)/p(x), R the probability that all earlier siblings were rejected and
-    p_i the residual after i rejections. Needs full distributions: the rank of x misprices it, either way.
-    `token_id` is one that the target can emit, p(x) > 0.
-    Source: SpecInfer, arXiv 2305.09781, multi-step speculative sampling.
+    Σ_i R_{i−1}·min(p_{i−1}, q)(x)/p(x), R the probability that all earlier siblings were rejected and p_i the
+    residual after i rejections; p(x) > 0. Source: SpecInfer, arXiv 2305.09781, multi-step speculative sampling.
     """
     residual, survive, mass = target_probs, 1.0, 0.0
     for _ in range(siblings):
@@ -116,11 +105,10 @@ def replay(
 ) -> Replay:
     """Carry round starts along each continuation, for every K = 1..max_k at once.
 
-    A round at s that accepts m of its proposals starts the next one at s + m + 1: the recovered or bonus
-    token is the (m+1)-th. A proposal that was not made counts as one that cannot be accepted, so drafts of
-    varying length need no case of their own. To count complete rounds of cut text pass lengths − max_k
-    (one window for all K compared). With counted_starts = lengths, `rounds` are what a server's clock sees and
-    τ is lengths/rounds: `emitted` then includes tokens of the last round beyond the end.
+    A round at s that accepts m of its proposals starts the next one at s + m + 1: the recovered or bonus token is the
+    (m+1)-th. A proposal that was not made counts as one that cannot be accepted. To count complete rounds of cut text
+    pass lengths − max_k, one window for all K. With counted_starts = lengths, `rounds` are what a server's clock sees
+    and τ is lengths/rounds: `emitted` then includes tokens of the last round beyond the end.
     """
     return count_rounds(walk(accept_probabilities, proposed_tokens, first_start), counted_starts)
 
@@ -232,12 +220,8 @@ def _pooled(by_row: Floats, per_start: Floats) -> Floats:
 
 
 def rounds_variance(walked: Walk, lengths: Ints, num_speculative_tokens: int) -> Floats:
-    """[rows] variance of the number of rounds that a text of `lengths` takes, given the text; 0 where w is 0 or 1.
-
-    First and second moments of the rounds still to come, carried back from the end.
-    """
-    k = num_speculative_tokens
-    length, _, rows = walked.reach.shape
+    """[rows] variance of the rounds that a text of `lengths` takes, given the text; carried back from its end."""
+    k, (length, _, rows) = num_speculative_tokens, walked.reach.shape
     mean, square = np.zeros((2, length + k + 2, rows))
     stop = walked.reach[:, : k + 1].copy()
     stop[:, :k] -= walked.reach[:, 1 : k + 1]

@@ -31,18 +31,15 @@ def _checked(name: str, value: float, low: float, high: float) -> float:
     return value
 
 
-def _checked_count(num_speculative_tokens: int) -> None:
+def _check_count(num_speculative_tokens: int) -> None:
     if num_speculative_tokens != int(_checked("num_speculative_tokens", num_speculative_tokens, 0, 1e6)):
         raise ConfigError(f"num_speculative_tokens is {num_speculative_tokens}", "give a whole number")
 
 
 def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
-    """Tokens of one round with i.i.d. acceptance: (1 − α^(K+1))/(1 − α), bonus included.
-
-    Raises: ConfigError for α outside [0, 1] or K < 0.
-    """
+    """Tokens of one round with i.i.d. acceptance: (1 − α^(K+1))/(1 − α), bonus included. Raises: ConfigError."""
     _checked("alpha", alpha, 0.0, 1.0)
-    _checked_count(num_speculative_tokens)
+    _check_count(num_speculative_tokens)
     if alpha == 1.0:
         return float(num_speculative_tokens + 1)
     # −expm1((K+1)·log α) keeps its digits where α is close to 1
@@ -84,20 +81,15 @@ def best_row(rows: Sequence[SpeedupRow]) -> SpeedupRow:
 
 
 def break_even_alpha(num_speculative_tokens: int, round_cost_in_steps: float) -> float | None:
-    """The α at which a round of K tokens that takes that many plain steps neither gains nor loses.
-
-    None where no α ≤ 1 does: K + 1 tokens a round are then too few even for a perfect draft.
-    0.0 where the round is no longer than a plain step.
-    """
+    """The α at which a round of so many plain steps neither gains nor loses; None where even a perfect draft loses."""
     _checked("round cost", round_cost_in_steps, 0.0, math.inf)
-    _checked_count(num_speculative_tokens)
+    _check_count(num_speculative_tokens)
     if round_cost_in_steps > num_speculative_tokens + 1:
         return None
     if round_cost_in_steps <= 1.0:
         return 0.0
     if round_cost_in_steps == num_speculative_tokens + 1:
         return 1.0
-
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):  # tokens grow with α: halve the stretch where they reach the cost
         middle = (low + high) / 2

@@ -16,6 +16,7 @@ MIN_EFFECTIVE_PROMPTS = 12
 FEW_EFFECTIVE_PROMPTS = 36
 NORMAL = NormalDist()
 _SWEEPS = 3
+_DRAWS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,10 @@ class Interval:
     estimate: float
     low: float | None
     high: float | None
+
+    def holds(self, value: float) -> bool | None:
+        """Whether the value lies inside; None without an interval."""
+        return None if self.low is None or self.high is None else self.low <= value <= self.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,7 @@ class Change:
 
 
 def _half_and_p(value: float, error: float, degrees: float) -> tuple[float, float]:
-    """Half of the 95% interval, two-sided p-value; unknown errors and fewer than two observations leave all open."""
+    """Half of the 95% interval, two-sided p-value; unknown errors and no degrees of freedom leave all open."""
     if not math.isfinite(error) or degrees < 1:
         return math.inf, 1.0
     if error == 0:
@@ -61,10 +66,7 @@ def _half_and_p(value: float, error: float, degrees: float) -> tuple[float, floa
 
 
 def pooled(variances: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Standard error of a sum of independent errors, each a variance and its degrees of freedom, and its own degrees.
-
-    Source: Satterthwaite 1946; Welch 1947.
-    """
+    """Standard error and degrees of freedom of a sum of independent errors. Source: Satterthwaite 1946; Welch 1947."""
     total = sum(variance for variance, _ in variances)
     if not 0 < total < math.inf:
         return math.sqrt(total), 1.0
@@ -73,10 +75,7 @@ def pooled(variances: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def holm(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which of several hypotheses fall, so that the chance of any false one is at most `level`.
-
-    Source: Holm 1979, A simple sequentially rejective multiple test procedure.
-    """
+    """Which of several hypotheses fall: the chance of any false one is at most `level`. Source: Holm 1979."""
     fallen = [False] * len(p_values)
     for step, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
         if p_values[index] > level / (len(p_values) - step):
@@ -117,41 +116,27 @@ def effective_prompts(weights: Floats) -> float:
     return float(np.sum(weights)) ** 2 / square if square > 0 else 0.0
 
 
-def log_ratio_influence(
-    numerators: Floats,  # [prompts]
-    denominators: Floats,  # [prompts]
-) -> Floats:  # [prompts]
-    """What each prompt does to log(Σnumerators/Σdenominators): jackknife deviations whose squares sum to its variance.
+def ratio_influence(numerators: Floats, denominators: Floats, log: bool = False) -> Floats:  # [prompts] each
+    """What each prompt does to Σnumerators/Σdenominators: jackknife deviations whose squares sum to its variance.
 
-    Products of two such arrays sum to a covariance, so figures of the same prompts can be compared. NaN where
-    fewer than two prompts are left or one prompt carries everything.
+    Products of two such arrays sum to a covariance. NaN where fewer than two are left or one carries everything.
     """
     top, bottom = (values.sum() - values for values in (numerators, denominators))
-    known = len(top) > 1 and np.all(top > 0) and np.all(bottom > 0)
-    return _deviations(np.log(top / bottom)) if known else np.full(len(top), np.nan)
+    count = len(top)
+    if count < 2 or not np.all(bottom > 0) or (log and not np.all(top > 0)):
+        return np.full(count, np.nan)
+    left = np.log(top / bottom) if log else top / bottom  # without each prompt
+    return np.asarray((left.mean() - left) * np.sqrt((count - 1) / count))
 
 
-def ratio_influence(
-    numerators: Floats,  # [prompts]
-    denominators: Floats,  # [prompts]
-) -> Floats:  # [prompts]
-    """What each prompt does to Σnumerators/Σdenominators, which may be 0; as log_ratio_influence."""
-    top, bottom = (values.sum() - values for values in (numerators, denominators))
-    known = len(top) > 1 and np.all(bottom > 0)
-    return _deviations(top / bottom) if known else np.full(len(top), np.nan)
+def log_ratio_influence(numerators: Floats, denominators: Floats) -> Floats:  # [prompts] each
+    """What each prompt does to the ratio's logarithm."""
+    return ratio_influence(numerators, denominators, log=True)
 
 
-def _deviations(leave_one_out: Floats) -> Floats:
-    count = len(leave_one_out)
-    return np.asarray((leave_one_out.mean() - leave_one_out) * np.sqrt((count - 1) / count))
-
-
-def log_ratio_standard_error(
-    numerators: Floats,  # [prompts]
-    denominators: Floats,  # [prompts]
-) -> float:
-    """Jackknife standard error over prompts of log(Σnumerators/Σdenominators); NaN where it is not known."""
-    return float(np.sqrt(np.sum(log_ratio_influence(numerators, denominators) ** 2)))
+def root_sum_square(*influences: Floats) -> float:
+    """The standard error that prompts give a figure they do this to; NaN where it is not known."""
+    return float(np.sqrt(sum(np.sum(influence**2) for influence in influences)))
 
 
 def log_t_interval(estimate: float, standard_error: float, effective_count: float) -> Interval:
@@ -162,24 +147,17 @@ def log_t_interval(estimate: float, standard_error: float, effective_count: floa
     return Interval(estimate=estimate, low=estimate * float(np.exp(-half)), high=estimate * float(np.exp(half)))
 
 
-def log_ratio_interval(
-    numerators: Floats,  # [prompts]
-    denominators: Floats,  # [prompts]
-) -> Interval:
+def log_ratio_interval(numerators: Floats, denominators: Floats) -> Interval:  # of [prompts]
     """Σnumerators/Σdenominators with its interval over prompts, which weigh what their denominators do."""
-    error = log_ratio_standard_error(numerators, denominators)
+    error = root_sum_square(log_ratio_influence(numerators, denominators))
     return log_t_interval(float(numerators.sum() / denominators.sum()), error, effective_prompts(denominators))
 
 
-def max_t_quantile(
-    influence: Floats,  # [observations, candidates] of each observation on each candidate's log figure
-    draws: int = 4000,
-) -> float:
+def max_t_quantile(influence: Floats) -> float:  # [observations, candidates] on each candidate's log figure
     """The 97.5% quantile of the largest standardised error among candidates: at least 1.96.
 
-    A lower end that many standard errors below the best candidate holds for whichever candidate was picked.
-    Errors are drawn as a normal with the candidates' own covariance, Σ over observations of influence products;
-    the seed is fixed. Source: Westfall and Young 1993 (max-t); Chernozhukov et al. 2013 (multiplier bootstrap).
+    A lower end so far below the best candidate holds for whichever was picked. Errors are normal with the candidates'
+    own covariance. Source: Westfall and Young 1993 (max-t); Chernozhukov et al. 2013 (multiplier bootstrap).
     """
     covariance = influence.T @ influence
     deviation = np.sqrt(np.diag(covariance))
@@ -188,7 +166,7 @@ def max_t_quantile(
         return NORMAL.inv_cdf(0.975)
     correlation = covariance[np.ix_(alive, alive)] / np.outer(deviation[alive], deviation[alive])
     values, vectors = np.linalg.eigh(correlation)
-    normals = np.random.default_rng(0).standard_normal((draws, len(values)))
+    normals = np.random.default_rng(0).standard_normal((_DRAWS, len(values)))
     errors = normals @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
     return max(float(np.quantile(errors.max(axis=1), 0.975)), NORMAL.inv_cdf(0.975))
 
@@ -196,28 +174,21 @@ def max_t_quantile(
 def prediction_standard_error(influence: Floats, within_variance: float, prompts: int) -> float:
     """Standard error of the log ratio that a run on `prompts` other prompts will show.
 
-    `influence` is [n] over the prompts at hand (their squares sum to the variance of the population figure);
-    `within_variance` is what the chance of acceptance adds to the log ratio of one run on these n.
+    `within_variance` is what the chance of acceptance adds to the log ratio of one run on the prompts at hand.
     """
     share = len(influence) / prompts
     return float(np.sqrt(np.sum(influence**2) * (1 + share) + within_variance * share))
 
 
 def median_half_width(samples: Floats, scale: float = 0.0) -> float:
-    """Half of the distribution-free 95% interval of the median, relative to it or to `scale`, the larger.
-
-    Infinite below 6 samples.
-
-    Source: the sign-test interval from order statistics.
-    """
-    ordered = np.sort(samples)
-    count = len(ordered)
+    """Half of the sign test's 95% interval of the median, relative to it or to `scale`, the larger; else infinite."""
+    ordered, count = np.sort(samples), len(samples)
     if count < 6:
-        return float("inf")
+        return math.inf
     rank = _tail_rank(count)
     width = ordered[count - 1 - rank] - ordered[rank] if rank >= 0 else np.inf
     reference = max(abs(float(np.median(ordered))), scale)
-    return float(width / 2 / reference) if reference > 0 else float("inf")
+    return float(width / 2 / reference) if reference > 0 else math.inf
 
 
 def steady_seconds(
@@ -228,8 +199,7 @@ def steady_seconds(
 ) -> Floats:  # [samples]
     """Samples with what all forwards of a pass share divided out: a drift of the machine touches all cells alike.
 
-    The shared part is the pass effect of a median polish of log seconds, its median 1. Passes with fewer than
-    five forwards keep theirs, since so few would hide their own noise. Source: Tukey 1977.
+    It is the pass effect of a median polish of log seconds (Tukey 1977); fewer than five forwards would hide noise.
     """
     levels = np.zeros(int(passes.max(initial=-1)) + 1)
     enough = np.bincount(passes[forwards], minlength=len(levels)) >= 5

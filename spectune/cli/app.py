@@ -30,15 +30,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(profile)
-app.command()(recommend)
-app.command()(confirm)
-app.command()(check)
-app.command()(show)
-app.command()(export)
-app.command()(telemetry)
-app.command()(doctor)
-app.command("what-if")(what_if)
+for command in (profile, recommend, confirm, check, show, export, telemetry, doctor, what_if):
+    app.command()(command)
 
 
 def _print_version(asked: bool) -> None:

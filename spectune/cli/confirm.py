@@ -50,7 +50,7 @@ def confirm(
     from spectune.cli.terminal import TerminalProgress, show_confirmation
     from spectune.decide.confirmation import confirmation
     from spectune.decide.fit import fit_settings
-    from spectune.decide.trials import trials
+    from spectune.decide.selection import trials
     from spectune.profile.costs import CostCells
     from spectune.profile.store import load_profile
 

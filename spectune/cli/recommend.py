@@ -100,47 +100,32 @@ def _verified(path: Path, skill: str) -> int:
     """Whether the file still follows, and what differs, on stdout."""
     from spectune.report.verification import verification
 
-    verified = verification(_read_skill(path), skill)
-    print(f"{path} {'follows' if verified.follows else 'does not follow'} from the profile")
-    for line in (*verified.differences, *verified.figures):
-        print(line)
-    return 0 if verified.follows else 1
+    follows, differences = verification(_read_skill(path), skill)
+    print("\n".join([f"{path} {'follows' if follows else 'does not follow'} from the profile", *differences]))
+    return 0 if follows else 1
 
 
 def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
+    from spectune.report.markdown import interval_text
     from spectune.report.skill import headline
 
-    categories = " · ".join(
-        f"{answer.category} {answer.speedup.estimate:.2f}×" for answer in decided.by_category if answer.speedup
-    )
     others = [answer for answer in decided.by_temperature if answer.temperature != decided.temperature]
+    rule, decoded = decided.fallback, decided.best_decoded
+    real = f"not decoded for real yet: spectune confirm {shlex.quote(str(directory))}"
+    if decoded:
+        predicted = interval_text(decoded.predicted, "×")
+        real = f"decoded for real: {decoded.measured_speedup:.2f}×, predicted {predicted} for such a run"
     lines = [
         headline(decided),
         *(f"at T = {a.temperature:g}: {a.verdict}, best {a.speedup.estimate:.2f}×" for a in others),
-        *_fallback_line(decided),
-        categories,
+    ]
+    if rule:
+        below = f"when tokens/round stay below {rule.acceptance_length_below:.2f} over {rule.window_requests} requests"
+        lines.append(f"fall back to plain {below}")
+    lines += [
+        " · ".join(f"{kind.category} {kind.speedup.estimate:.2f}×" for kind in decided.by_category if kind.speedup),
         *(f"because {reason}" for reason in decided.reasons),
-        _confirmed_line(decided, directory),
+        real,
         f"wrote {shlex.quote(str(output))}",
     ]
     return "\n".join(lines)
-
-
-def _confirmed_line(decided: "Recommendation", directory: Path) -> str:
-    from spectune.report.skill import interval_text
-
-    decoded = decided.best_decoded
-    if decoded is None:
-        return f"not decoded for real yet: spectune confirm {shlex.quote(str(directory))}"
-    predicted = interval_text(decoded.predicted, "×")
-    return f"decoded for real: {decoded.measured_speedup:.2f}×, predicted {predicted} for such a run"
-
-
-def _fallback_line(decided: "Recommendation") -> list[str]:
-    rule = decided.fallback
-    if rule is None:
-        return []
-    return [
-        f"fall back to plain when tokens/round stay below {rule.acceptance_length_below:.2f} "
-        f"over {rule.window_requests} requests"
-    ]

@@ -1,12 +1,13 @@
 """`spectune show`: the pictures of a profile, in the terminal."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from spectune.decide.recommendation import Candidate, Recommendation
+    from spectune.decide.recommendation import Recommendation
     from spectune.stats import Interval
 
 _LABEL = 14  # columns before a bar: K and its figure
@@ -25,15 +26,13 @@ def show(
 
     from spectune.decide.plan import recommend
     from spectune.profile.store import load_profile
-    from spectune.report.figures import by_draft
 
     answer = recommend(load_profile(directory), temperature)
     console = Console(highlight=False, markup=False)
     width = max(console.width - _LABEL, _NARROWEST)
-    drafts = by_draft(answer)
     for title, lines in (
         (f"speed-up at T = {answer.temperature:g}, 95% intervals; │ is plain decoding", _speedups(answer, width)),
-        ("acceptance by position", [line for series in drafts.values() for line in _acceptances(series, width)]),
+        ("acceptance by position", _acceptances(answer, width)),
         (f"a round of {answer.best_candidate.draft} in ms: █ verify ▒ draft ░ overhead", _rounds(answer, width)),
     ):
         console.print(title, style="bold")
@@ -42,20 +41,18 @@ def show(
         console.print()
 
 
-def _speedups(answer: "Recommendation", width: int) -> list[str]:
+def _speedups(answer: "Recommendation", width: int) -> Iterator[str]:
     from spectune.report.figures import by_draft, speedup_span
 
     low, high = speedup_span(answer)
-    lines = []
     for draft, series in by_draft(answer).items():
-        lines.append(draft)
+        yield draft
         for candidate in series:
             decoded = answer.confirmation.of(candidate.choice) if answer.confirmation else None
             shown = [(f"K = {candidate.num_speculative_tokens}", candidate.speedup, "●")]
             shown += [("real", decoded.measured, "◇")] if decoded else []
             for label, interval, mark in shown:
-                lines.append(_row(label, f"{interval.estimate:.2f}×", _whisker(interval, mark, low, high, width)))
-    return lines
+                yield _row(label, f"{interval.estimate:.2f}×", _whisker(interval, mark, low, high, width))
 
 
 def _row(label: str, figure: str, bar: str) -> str:
@@ -77,32 +74,30 @@ def _whisker(interval: "Interval", mark: str, low: float, high: float, width: in
     return "".join(cells).rstrip()
 
 
-def _acceptances(series: "list[Candidate]", width: int) -> list[str]:
-    longest = max(series, key=lambda candidate: candidate.num_speculative_tokens)
-    lines = [longest.draft]
-    for place, rate in enumerate(longest.conditional_acceptance_rate, start=1):
-        figure = "never" if rate is None else f"{rate:.2f}"
-        lines.append(_row(str(place), figure, "█" * round((rate or 0.0) * width)))
-    return lines
+def _acceptances(answer: "Recommendation", width: int) -> Iterator[str]:
+    from spectune.report.figures import by_draft, deepest
+
+    for draft, series in by_draft(answer).items():
+        yield draft
+        for place, rate in enumerate(deepest(series).conditional_acceptance_rate, start=1):
+            figure = "never" if rate is None else f"{rate:.2f}"
+            yield _row(str(place), figure, "█" * round((rate or 0.0) * width))
 
 
-def _rounds(answer: "Recommendation", width: int) -> list[str]:
+def _rounds(answer: "Recommendation", width: int) -> Iterator[str]:
     from spectune.report.figures import by_draft
 
     best = answer.best_candidate
-    series = by_draft(answer)[best.draft]
-    longest = max(*(c.verify_s + c.draft_s + c.overhead_s for c in series), best.plain_s)
+    rounds = {c.num_speculative_tokens: (c.verify_s, c.draft_s, c.overhead_s) for c in by_draft(answer)[best.draft]}
+    longest = max(*map(sum, rounds.values()), best.plain_s)
 
-    def bar(*parts: tuple[str, float]) -> str:
+    def bar(*parts: float) -> str:
         text, until = "", 0.0
-        for mark, seconds in parts:
+        for mark, seconds in zip("█▒░", parts, strict=False):
             until += seconds
             text += mark * (round(until / longest * width) - len(text))
         return text
 
-    lines = [_row("plain", f"{best.plain_s * 1e3:.1f}", bar(("█", best.plain_s)))]
-    for c in series:
-        parts = ("█", c.verify_s), ("▒", c.draft_s), ("░", c.overhead_s)
-        total = 1e3 * (c.verify_s + c.draft_s + c.overhead_s)
-        lines.append(_row(f"K = {c.num_speculative_tokens}", f"{total:.1f}", bar(*parts)))
-    return lines
+    yield _row("plain", f"{best.plain_s * 1e3:.1f}", bar(best.plain_s))
+    for k, parts in rounds.items():
+        yield _row(f"K = {k}", f"{1e3 * sum(parts):.1f}", bar(*parts))

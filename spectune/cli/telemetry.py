@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,8 +43,6 @@ def telemetry(
 
     Exits with 3 where a server cannot be read, with 4 where nothing was drafted or K cannot be judged.
     """
-    from dataclasses import asdict
-
     from spectune.served.telemetry import nothing_drafted
 
     if profile is None and (draft is not None or temperature is not None):

@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from spectune.decide.selection import choose  # noqa: TID253
-from spectune.report.skill import formula_text, interval_text, machine_change
+from spectune.report.markdown import interval_text
+from spectune.report.skill import formula_text, machine_change
 
 if TYPE_CHECKING:
     from spectune.choice import Choice
@@ -80,45 +81,33 @@ class TerminalProgress:
 
 def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequence["FormulaFit"]) -> None:
     """A table for each draft and temperature; the chosen setting at a temperature is marked."""
-    fastest = {t: choose([s for s in settings if s.temperature == t]) for t in {s.temperature for s in settings}}
     for fit in sorted(formula, key=lambda fit: fit.temperature):
-        group = [s for s in settings if (s.draft, s.temperature) == (fit.draft, fit.temperature)]
+        here = [setting for setting in settings if setting.temperature == fit.temperature]
+        group = [setting for setting in here if setting.draft == fit.draft]
         console.print(f"T = {fit.temperature:g} · {fit.draft}", style="bold", markup=False, soft_wrap=True)
-        table = _narrow_table if console.width < _NARROW_COLUMNS else _settings_table
-        console.print(table(group, fastest[fit.temperature].choice))
+        console.print(_settings_table(group, choose(here).choice, narrow=console.width < _NARROW_COLUMNS))
         console.print(f"formula (1−α^(K+1))/(1−α): {formula_text(fit)}\n", markup=False, soft_wrap=True)
 
 
 def _table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
+        table.add_column(escape(header), justify="right", no_wrap=True)
     return table
 
 
-def _settings_table(settings: Sequence["Setting"], fastest: "Choice") -> Table:
-    table = _table("K", "tokens/round", "verify", "draft", "speed-up", r"\[95%]", "")
+def _settings_table(settings: Sequence["Setting"], fastest: "Choice", narrow: bool) -> Table:
+    """Where it is narrow, without the times, 36 columns wide."""
+    wide = ("K", "tokens/round", "verify", "draft", "speed-up", "[95%]", "")
+    table = _table(*(("K", "tokens/round", "speed-up [95%]") if narrow else wide))
     for setting in settings:
-        interval = interval_text(setting.speedup)
-        table.add_row(
-            str(setting.num_speculative_tokens),
-            f"{setting.acceptance.length.estimate:.2f}",
-            f"{setting.round.verify_s * 1e3:.1f} ms",
-            f"{setting.round.draft_s * 1e3:.1f} ms",
-            f"{setting.speedup.estimate:.2f}",
-            interval[interval.index("[") :].replace("[", r"\["),
-            "← best" if setting.choice == fastest else "",
-        )
-    return table
-
-
-def _narrow_table(settings: Sequence["Setting"], fastest: "Choice") -> Table:
-    """The same without the times, 36 columns wide."""
-    table = _table("K", "tokens/round", r"speed-up \[95%]")
-    for setting in settings:
-        mark = "→ " if setting.choice == fastest else ""
-        length, speedup = f"{setting.acceptance.length.estimate:.2f}", interval_text(setting.speedup)
-        table.add_row(f"{mark}{setting.num_speculative_tokens}", length, speedup.replace("[", r"\["))
+        k, length, best = setting.num_speculative_tokens, setting.acceptance.length.estimate, setting.choice == fastest
+        speedup = interval_text(setting.speedup)
+        if narrow:
+            table.add_row(f"{'→ ' if best else ''}{k}", f"{length:.2f}", escape(speedup))
+            continue
+        times = (f"{seconds * 1e3:.1f} ms" for seconds in (setting.round.verify_s, setting.round.draft_s))
+        table.add_row(str(k), f"{length:.2f}", *times, *escape(speedup).split(" ", 1), "← best" if best else "")
     return table
 
 
@@ -138,8 +127,8 @@ def show_confirmation(confirmation: "Confirmation") -> None:
 
 def _errors(confirmation: "Confirmation") -> Iterator[str]:
     nulls, inside = confirmation.null_errors, confirmation.fraction_inside_interval
-    median, worst = confirmation.median_method_error, confirmation.max_method_error
-    yield f"method error {median:.1%} in the median, {worst:.1%} at worst"
+    worst = f"{confirmation.max_method_error:.1%} at worst"
+    yield f"method error {confirmation.median_method_error:.1%} in the median, {worst}"
     yield f"without replay: “nothing changes” {nulls.always_one:.1%}, formula with a cost ratio {nulls.geometric:.1%}"
     if inside is not None:
         yield f"{inside:.0%} of the measured figures fell into the predicted interval"
@@ -148,7 +137,7 @@ def _errors(confirmation: "Confirmation") -> Iterator[str]:
 
 
 def _confirmation_table(settings: Sequence["ConfirmedSetting"], narrow: bool) -> Table:
-    wide = ("K", r"predicted \[a run falls in]", "replayed", r"measured \[95%]", "error", "")
+    wide = ("K", "predicted [a run falls in]", "replayed", "measured [95%]", "error", "")
     table = _table(*(("K", "predicted", "replayed", "measured") if narrow else wide))
     for setting in settings:
         k, replayed = str(setting.num_speculative_tokens), f"{setting.replayed_speedup:.2f}"
@@ -185,9 +174,8 @@ def show_check(check: "Check") -> None:
 
 def show_warnings(console: Console, warnings: Sequence["Notice"]) -> None:
     """Each with its advice."""
-    if not warnings:
-        return
-    console.print(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
-    for warning in warnings:
-        console.print(f"  {warning.code:<9} {warning.message}; {warning.advice}", markup=False, soft_wrap=True)
-    console.print()
+    if warnings:
+        console.print(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
+        for warning in warnings:
+            console.print(f"  {warning.code:<9} {warning.message}; {warning.advice}", markup=False, soft_wrap=True)
+        console.print()

@@ -4,22 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from spectune.decide import recommendation as told
 from spectune.decide.confirmation import Confirmation
 from spectune.decide.fit import Setting
-from spectune.decide.recommendation import (
-    AppliesTo,
-    BatchStep,
-    Candidate,
-    CategoryAnswer,
-    LoadAnswer,
-    TemperatureAnswer,
-    TemperatureGate,
-)
 from spectune.decide.selection import Decision, Verdict, decide, heeding, verdict_of
 from spectune.profile.manifest import Load
 from spectune.profile.store import Profile
 from spectune.speedup import break_even_alpha
-from spectune.stats import effective_prompts, log_ratio_standard_error, log_t_interval
+from spectune.stats import effective_prompts, log_ratio_influence, log_t_interval, root_sum_square
 
 PUBLISHED = {
     "code": "3 to 5 times faster; acceptance about 0.6 to 0.8 with a distilled draft",
@@ -29,10 +21,10 @@ PUBLISHED = {
 """Ranges that papers and engine documentation report, by category; they conflict, hence this measurement."""
 
 
-def candidate_of(setting: Setting) -> Candidate:
+def candidate_of(setting: Setting) -> told.Candidate:
     """Its figures, with the verdict that it would have alone."""
     acceptance, steps = setting.acceptance, setting.round.round_in_plain_steps
-    return Candidate(
+    return told.Candidate(
         draft=setting.draft,
         num_speculative_tokens=setting.num_speculative_tokens,
         temperature=setting.temperature,
@@ -50,10 +42,10 @@ def candidate_of(setting: Setting) -> Candidate:
     )
 
 
-def temperature_answer(decision: Decision) -> TemperatureAnswer:
+def temperature_answer(decision: Decision) -> told.TemperatureAnswer:
     """The best at its temperature, and whether it is to be used."""
     setting, speculate = decision.setting, decision.verdict == "speculate"
-    return TemperatureAnswer(
+    return told.TemperatureAnswer(
         temperature=setting.temperature,
         verdict=decision.verdict,
         draft=setting.draft if speculate else None,
@@ -64,11 +56,8 @@ def temperature_answer(decision: Decision) -> TemperatureAnswer:
 
 
 def temperature_gate(
-    settings: Sequence[Setting],
-    decision: Decision,
-    decided: Mapping[float, Decision],
-    confirmed: Confirmation | None,
-) -> TemperatureGate:
+    settings: Sequence[Setting], decision: Decision, decided: Mapping[float, Decision], confirmed: Confirmation | None
+) -> told.TemperatureGate:
     """For the recommended draft and K, which an engine keeps at every temperature; else for each temperature's best."""
     verdicts = {temperature: other.verdict for temperature, other in decided.items()}
     if decision.verdict == "speculate":  # from the headline's temperature upwards
@@ -79,9 +68,9 @@ def temperature_gate(
     speculate_up_to = None
     for temperature in sorted(verdicts):
         if verdicts[temperature] != "speculate":
-            return TemperatureGate(speculate_up_to=speculate_up_to, plain_from=temperature)
+            return told.TemperatureGate(speculate_up_to=speculate_up_to, plain_from=temperature)
         speculate_up_to = temperature
-    return TemperatureGate(speculate_up_to=speculate_up_to, plain_from=None)
+    return told.TemperatureGate(speculate_up_to=speculate_up_to, plain_from=None)
 
 
 def _alone(setting: Setting, confirmed: Confirmation | None) -> Verdict:
@@ -90,33 +79,31 @@ def _alone(setting: Setting, confirmed: Confirmation | None) -> Verdict:
     return heeding(decoded, verdict_of(setting.speedup, setting.effective_prompts))
 
 
-def category_answers(setting: Setting) -> list[CategoryAnswer]:
+def category_answers(setting: Setting) -> list[told.CategoryAnswer]:
     """Its figures on each category of prompts."""
-    return [_category_answer(setting, category) for category in dict.fromkeys(setting.evidence.categories)]
+    texts, categories, answers = setting.texts, setting.evidence.categories, []
+    for category in dict.fromkeys(categories):
+        inside, length, speedup = categories == category, None, None
+        emitted, rounds, seconds = (values[inside] for values in (texts.emitted, texts.rounds, setting.seconds))
+        if rounds.sum() > 0:
+            length = float(emitted.sum() / rounds.sum())
+            point = float(emitted.sum() * setting.round.plain_s / seconds.sum())
+            chance = root_sum_square(log_ratio_influence(emitted, seconds))
+            error = math.hypot(chance, float(setting.spread.costs.std()))
+            speedup = log_t_interval(point, error, effective_prompts(rounds))
+        prompts, published = int(inside.sum()), PUBLISHED.get(category)
+        answers.append(
+            told.CategoryAnswer(
+                category=category, prompts=prompts, acceptance_length=length, speedup=speedup, published=published
+            )
+        )
+    return answers
 
 
-def _category_answer(setting: Setting, category: str) -> CategoryAnswer:
-    texts, inside = setting.texts, setting.evidence.categories == category
-    emitted, rounds, seconds = (values[inside] for values in (texts.emitted, texts.rounds, setting.seconds))
-    length, speedup = None, None
-    if rounds.sum() > 0:
-        length = float(emitted.sum() / rounds.sum())
-        point = float(emitted.sum() * setting.round.plain_s / seconds.sum())
-        error = math.hypot(log_ratio_standard_error(emitted, seconds), float(setting.spread.costs.std()))
-        speedup = log_t_interval(point, error, effective_prompts(rounds))
-    return CategoryAnswer(
-        category=category,
-        prompts=int(inside.sum()),
-        acceptance_length=length,
-        speedup=speedup,
-        published=PUBLISHED.get(category),
-    )
-
-
-def load_answers(main: Decision, settings: Sequence[Setting]) -> list[LoadAnswer]:
-    """At each load, `settings` being those of the headline's temperature."""
+def load_answers(decisions: Mapping[Load, Decision]) -> list[told.LoadAnswer]:
+    """The best at each load, whether it is to be used or not."""
     return [
-        LoadAnswer(
+        told.LoadAnswer(
             batch=load.batch,
             context_tokens=load.context_tokens,
             verdict=decision.verdict,
@@ -124,46 +111,36 @@ def load_answers(main: Decision, settings: Sequence[Setting]) -> list[LoadAnswer
             num_speculative_tokens=decision.setting.num_speculative_tokens,
             speedup=decision.speedup,
         )
-        for load, decision in _by_load(main, settings).items()
+        for load, decision in decisions.items()
     ]
 
 
-def batch_steps(main: Decision, settings: Sequence[Setting]) -> list[BatchStep]:
+def batch_steps(main: Decision, settings: Sequence[Setting]) -> list[told.BatchStep]:
     """At the main context, for the best candidate's draft."""
     best = main.setting
     same = [s for s in settings if (s.draft, s.load.context_tokens) == (best.draft, best.load.context_tokens)]
-    steps = {
-        load.batch: decision.setting.num_speculative_tokens if decision.verdict == "speculate" else 0
-        for load, decision in _by_load(main, same).items()
-    }
-    return [BatchStep(batch=batch, num_speculative_tokens=k) for batch, k in sorted(steps.items())]
+    by_load = decide_by_load(main, same).items()
+    steps = [(at.batch, one.setting.num_speculative_tokens * (one.verdict == "speculate")) for at, one in by_load]
+    return [told.BatchStep(batch=batch, num_speculative_tokens=k) for batch, k in sorted(steps)]
 
 
-def _by_load(main: Decision, settings: Sequence[Setting]) -> dict[Load, Decision]:
-    """A decision at each load that settings are of; at its own, the main one."""
+def decide_by_load(main: Decision, settings: Sequence[Setting]) -> dict[Load, Decision]:
+    """A decision at each load that settings are of, those of the headline's temperature; at its own, the main one."""
     by_load: dict[Load, list[Setting]] = {}
     for setting in settings:
         by_load.setdefault(setting.load, []).append(setting)
     return {load: main if load == main.setting.load else decide(there) for load, there in by_load.items()}
 
 
-def applies_to(profile: Profile) -> AppliesTo:
+def applies_to(profile: Profile) -> told.AppliesTo:
     """What the profile was measured on."""
-    manifest = profile.manifest
-    return AppliesTo(
+    manifest, asked = profile.manifest, {"engine", "max_new_tokens", "top_p", "top_k"}
+    return told.AppliesTo(
         target=manifest.target.name,
-        hardware=manifest.environment.hardware,
-        device=manifest.environment.device,
-        dtype=manifest.environment.dtype,
-        threads=manifest.environment.threads,
-        batch=profile.main_load.batch,
-        context_tokens=profile.main_load.context_tokens,
-        engine=manifest.settings.engine,
         workload=manifest.workload.name,
         profiled_prompts=len(profile.tape["prompt_id"].unique()),
-        max_new_tokens=manifest.settings.max_new_tokens,
-        top_p=manifest.settings.top_p,
-        top_k=manifest.settings.top_k,
-        versions=manifest.environment.versions,
         profile_created_at=manifest.created_at,
+        **manifest.environment.model_dump(include={"hardware", "device", "dtype", "threads", "versions"}),
+        **profile.main_load.model_dump(),
+        **manifest.settings.model_dump(include=asked),
     )

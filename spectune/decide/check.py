@@ -5,20 +5,19 @@ between equal machines only, ratios of costs between any. A figure has regressed
 (Holm over all figures) and larger than allowed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from spectune.choice import Choice, chain
-from spectune.decide.comparable import differences, require_comparable, require_further_runs
-from spectune.decide.comparison import Figure, Over, Side, figures_of, measured_side
-from spectune.decide.fit import Setting
+from spectune.decide.comparison import Figure, Over, figures_of, measured_side
+from spectune.decide.fit import Setting, by_draft
 from spectune.decide.metrics import HEADLINES, PARTS, Part
 from spectune.decide.selection import choose
-from spectune.errors import ConfigError
-from spectune.profile.manifest import MACHINE
+from spectune.errors import ConfigError, ProfileError
+from spectune.profile.manifest import MACHINE, Manifest, ModelRecord
 from spectune.profile.run import MAX_REGRESSION
 from spectune.profile.store import Profile
 from spectune.stats import holm
@@ -76,10 +75,9 @@ def check(
     also_baseline: Sequence[Profile] = (),
     also_candidate: Sequence[Profile] = (),
 ) -> Check:
-    """Compare; `by_metric` allows another change than `max_regression` to some figures, `parts` leaves others out.
+    """Compare, some figures by another bound, of some parts only; `also_…` are further runs, for their costs.
 
-    `also_…` are further runs of the same, for their costs: what those differ by among themselves is what a difference
-    is held against. Raises: ProfileError where the two are not of the same target, workload, dtype and temperatures.
+    Raises: ProfileError where the two are not of the same target, workload, dtype and temperatures.
     """
     allowed = _allowed(max_regression, by_metric or {})
     _require_known(parts)
@@ -90,7 +88,8 @@ def check(
     over = _over(changed)
     before = measured_side(baseline, also_baseline, baseline, over)
     after = measured_side(candidate, also_candidate, baseline, over)
-    compared = [(setting, list(figures_of(before, after, setting, over != "plain"))) for setting in _chosen(before)]
+    chosen = [choose(group) for group in by_draft(before.first.settings.values()).values()]  # the best K
+    compared = [(setting, list(figures_of(before, after, setting, over != "plain"))) for setting in chosen]
     wanted = tuple(parts) or get_args(Part)
     chance = _beyond_chance([figure for _, figures in compared for figure in figures if figure.part in wanted])
     findings = [
@@ -108,9 +107,7 @@ def check(
 
 
 def _over(changed: Mapping[str, str]) -> Over:
-    """What costs are compared relative to: between machines plain steps, else the product that nobody changed, unless
-    what computes it changed.
-    """
+    """What costs are compared relative to: between machines plain steps, else a product unless its code changed."""
     if any(name in changed for name in MACHINE):
         return "plain"
     return "nothing" if "torch" in changed else "reference"
@@ -132,14 +129,6 @@ def _allowed(max_regression: float, by_metric: Mapping[str, float]) -> dict[str,
     return {name: by_metric.get(name, max_regression) for name in HEADLINES} | {"": max_regression}
 
 
-def _chosen(side: Side) -> Iterator[Setting]:
-    """At which the two are compared: of each draft at each temperature the best K."""
-    for draft in side.profile.manifest.drafts:
-        for temperature in side.profile.manifest.settings.temperatures:
-            wanted = (draft.spec, temperature)
-            yield choose([s for s in side.first.settings.values() if (s.draft, s.temperature) == wanted])
-
-
 def _beyond_chance(figures: Sequence[Figure]) -> dict[tuple[object, ...], bool]:
     """Holm over the distinct figures that decide."""
     values = {(figure.metric, *figure.key): figure.change.p_value for figure in figures if figure.key and figure.change}
@@ -151,7 +140,7 @@ def _judged(
 ) -> Finding:
     bound, change = allowed.get(figure.metric, allowed[""]), figure.change
     status, more = _status(figure, bound, beyond_chance)
-    known = change is not None and np.isfinite(change.low) and np.isfinite(change.high)
+    known = change is not None and np.isfinite([change.low, change.high]).all()
     return Finding(
         metric=figure.metric,
         part=figure.part,
@@ -169,9 +158,7 @@ def _judged(
 
 
 def _without_false_praise(findings: Sequence[Finding]) -> list[Finding]:
-    """A speed-up is over plain decoding: it rises where the target got slower, and falls where it got faster. Neither
-    counts, where nothing else bears it out.
-    """
+    """A speed-up over plain decoding rises where the target got slower: that counts only where others bear it out."""
     plain = next((finding.status for finding in findings if finding.metric == "cost_p_1"), "ok")
     worse = any(finding.status == "regressed" for finding in findings if finding.metric != "speedup")
     false = {"regressed": plain == "improved" and not worse, "improved": plain == "regressed"}
@@ -206,3 +193,64 @@ def _verdict(findings: Sequence[Finding]) -> Verdict:
     if "too-noisy" in statuses:
         return "too-noisy"
     return "ok" if statuses - {"not-comparable"} else "not-comparable"
+
+
+def require_comparable(baseline: Manifest, candidate: Manifest) -> None:
+    """Raises: ProfileError naming what is not the same."""
+    for (name, before), now in zip(_subject(baseline).items(), _subject(candidate).values(), strict=True):
+        if before != now:
+            problem = f"the profiles are not comparable: another {name}, {before} and {now}"
+            raise ProfileError(problem, "profile the candidate with the baseline's run file or --tape")
+    specs = [draft.spec for draft in candidate.drafts]
+    for draft in baseline.drafts:
+        if draft.spec not in specs:
+            raise ProfileError(f"the candidate lacks the draft {draft.spec}", f"profile it with --draft {draft.spec}")
+    longest, needed = candidate.settings.max_k, baseline.settings.max_k
+    if longest < needed:
+        problem = f"the candidate was measured up to K = {longest}, the baseline up to {needed}"
+        raise ProfileError(problem, f"profile it with --max-k {needed}")
+
+
+def _subject(manifest: Manifest) -> dict[str, object]:
+    """What must be the same for a difference to mean anything."""
+    settings = manifest.settings
+    return {
+        "workload": manifest.workload.hash[:12],
+        "target": _weights(manifest.target),
+        "dtype": manifest.environment.dtype,
+        "temperatures": " ".join(f"{t:g}" for t in sorted(settings.temperatures)),
+        "max_new_tokens": settings.max_new_tokens,
+        "top_p and top_k": (settings.top_p, settings.top_k),
+    }
+
+
+def require_further_runs(profile: Profile, others: Sequence[Profile]) -> None:
+    """Raises: ProfileError where one is not another run of the same, or its costs are given twice."""
+    for place, other in enumerate(others):
+        require_comparable(profile.manifest, other.manifest)
+        for name, text in differences(profile.manifest, other.manifest).items():
+            problem = f"a further run is not one of the same: {name} {text}"
+            raise ProfileError(problem, "give profiles of one code, model and machine")
+        if any(other.costs.equals(earlier.costs) for earlier in (profile, *others[:place])):
+            raise ProfileError("the same costs are given twice", "give each run of a side once")
+
+
+def differences(baseline: Manifest, candidate: Manifest) -> dict[str, str]:
+    """What the profiles say of themselves that is not the same, and does not forbid comparing."""
+    before, after = _circumstances(baseline), _circumstances(candidate)
+    return {name: f"{value}, now {after.get(name)}" for name, value in before.items() if value != after.get(name)}
+
+
+def _circumstances(manifest: Manifest) -> dict[str, object]:
+    template = str(manifest.workload.chat_template_digest)[:12]
+    return {
+        **{name: getattr(manifest.environment, name) for name in MACHINE},
+        **manifest.environment.versions,
+        "spectune": manifest.spectune_version,
+        "chat template": template,
+        **{f"weights of {draft.spec}": _weights(draft.model) for draft in manifest.drafts if draft.model},
+    }
+
+
+def _weights(model: ModelRecord) -> str:
+    return model.digest[:12] if model.digest else f"{model.name}@{model.revision}"

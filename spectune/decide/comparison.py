@@ -3,7 +3,7 @@
 `before` is the baseline, `after` the candidate; both are compared at the setting the baseline would choose.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,6 +25,7 @@ from spectune.stats import (
     log_ratio_influence,
     pooled,
     ratio_influence,
+    root_sum_square,
 )
 
 _NEGLIGIBLE = 0.01  # of a plain step
@@ -33,6 +34,7 @@ _OVER_FIFTHS = 2.0  # the variance between runs over that between the fifths of 
 
 Over = Literal["nothing", "reference", "plain"]
 Variances = Sequence[tuple[float, float]]  # each with its degrees of freedom
+CellFigure = Callable[[CostCells, CellKey], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ def _reference_log(cells: CostCells, profile: Profile) -> float:
 def figures_of(before: Side, after: Side, setting: Setting, same_machine: bool) -> Iterator[Figure]:
     """Every figure at a setting of the baseline's."""
     now = after.first.settings[setting.choice]
-    paired = setting.evidence.prompt_ids == now.evidence.prompt_ids
+    paired = setting.evidence.texts["prompt_id"].equals(now.evidence.texts["prompt_id"])
     yield _acceptance(setting, now, paired)
     yield from _costs(before, after, setting.choice, same_machine)
     yield _speedup(before, after, setting, paired) if same_machine else Figure(metric="speedup", change=None)
@@ -118,9 +120,7 @@ def figures_of(before: Side, after: Side, setting: Setting, same_machine: bool) 
 
 def _difference(before: Floats, now: Floats, paired: bool) -> float:
     """Standard error of a difference from the influences of the prompts on both figures."""
-    if paired:
-        return float(np.sqrt(np.sum((now - before) ** 2)))
-    return float(np.sqrt(np.sum(now**2) + np.sum(before**2)))
+    return root_sum_square(now - before) if paired else root_sum_square(now, before)
 
 
 def _acceptance(setting: Setting, now: Setting, paired: bool) -> Figure:
@@ -141,30 +141,57 @@ def _speedup(before: Side, after: Side, setting: Setting, paired: bool) -> Figur
     now = after.first.settings[setting.choice]
     weight = min(setting.effective_prompts, now.effective_prompts)
     prompts = _difference(setting.spread.prompts, now.spread.prompts, paired)
-    means, variances = [], [(prompts**2, weight - 1)]
-    for side in (before, after):
+
+    def logs(side: Side) -> tuple[list[float], Variances]:
         at = [run.settings[setting.choice] for run in side.runs]
-        logs = [float(np.log(fitted.speedup.estimate)) for fitted in at]
-        means.append(float(np.mean(logs)))
-        drawn, noise = float(at[0].spread.costs.std()), side.first.ratio_noise
-        variances += _over_runs(logs, [(drawn**2, weight - 1), (_OVER_FIFTHS * noise**2, FOLDS - 1)])
-    return _of_prompts("speedup", setting, Change.of_logs(means[1] - means[0], *pooled(variances)), weight)
+        drawn, noise = float(at[0].spread.costs.std()), _OVER_FIFTHS * side.first.ratio_noise**2
+        return [float(np.log(one.speedup.estimate)) for one in at], [(drawn**2, weight - 1), (noise, FOLDS - 1)]
+
+    moved, error, degrees = _moved(map(logs, (before, after)), [(prompts**2, weight - 1)])
+    return _of_prompts("speedup", setting, Change.of_logs(moved, error, degrees), weight)
+
+
+def _moved(sides: Iterable[tuple[Sequence[float], Variances]], more: Variances = ()) -> tuple[float, float, float]:
+    """The mean over the runs of the second less that of the first, its standard error and degrees of freedom.
+
+    Fewer than four runs show too little: each is taken to differ from others as the first alone tells.
+    """
+    means, variances = [], [*more]
+    for values, alone in sides:
+        count = len(values)
+        means.append(float(np.mean(values)))
+        shown = [(float(np.var(values, ddof=1)) / count, count - 1.0)] if count >= _FEWEST_RUNS else []
+        variances += shown or [(variance / count, degrees) for variance, degrees in alone]
+    return means[1] - means[0], *pooled(variances)
+
+
+def _runs(side: Side, key: CellKey, figure: CellFigure, scale: float = 1.0) -> tuple[list[float], Variances]:
+    """A cell's figure in each run, and what the first alone tells of how much they differ."""
+    here = replace(key, load=side.profile.main_load)
+    drawn, noise = [figure(run.cells, here) for run in side.runs], _OVER_FIFTHS * (side.first.noise * scale) ** 2
+    alone = [(float(drawn[0][1:].var()), side.first.cells.count(here) - 1.0), (noise, FOLDS - 1.0)]
+    return [float(own[0]) for own in drawn], alone
+
+
+def _log_seconds(cells: CostCells, key: CellKey) -> Floats:
+    return np.asarray(np.log(cells.resampled(key)))
+
+
+def _log_plain_steps(cells: CostCells, key: CellKey) -> Floats:
+    return _log_seconds(cells, key) - _log_seconds(cells, _plain_step(key))
 
 
 def _costs(before: Side, after: Side, choice: Choice, same_machine: bool) -> Iterator[Figure]:
     """cost_p(1), cost_p(n) and cost_q: in seconds on an equal machine, else in plain steps."""
-    cells: list[tuple[str, Part, int, str | None]] = [
-        ("cost_p_1", "cost_p", 1, None),
-        ("cost_p_verify", "cost_p", choice.shape.verified_tokens, None),
-        ("cost_q", "cost_q", 1, choice.draft),
-    ]
-    for metric, part, tokens, draft in cells:
+    figure = _log_seconds if same_machine else _log_plain_steps
+    for metric, tokens in (("cost_p_1", 1), ("cost_p_verify", choice.shape.verified_tokens), ("cost_q", 1)):
         if metric == "cost_p_1" and not same_machine:
             yield Figure(metric=metric, change=None)
             continue
+        part, draft = METRICS[metric].part, choice.draft if metric == "cost_q" else None
         key = CellKey(part=part, tokens=tokens, load=before.profile.main_load, draft=draft)
         negligible = metric == "cost_q" and _negligible(before, after, key)
-        change = _cost_change(before, after, key, same_machine)
+        change = Change.of_logs(*_moved(_runs(side, key, figure) for side in (before, after)))
         yield Figure(metric=metric, change=change, key=() if negligible else (key,), negligible=negligible)
 
 
@@ -179,59 +206,29 @@ def _negligible(before: Side, after: Side, key: CellKey) -> bool:
     return bool(max(shares) < _NEGLIGIBLE)
 
 
-def _cost_change(before: Side, after: Side, key: CellKey, same_machine: bool) -> Change:
-    means: list[float] = []
-    variances: list[tuple[float, float]] = []
-    for side in (before, after):
-        here = replace(key, load=side.profile.main_load)
-        drawn = [np.log(run.cells.resampled(here)) for run in side.runs]
-        if not same_machine:
-            plain = [np.log(run.cells.resampled(_plain_step(here))) for run in side.runs]
-            drawn = [own - steps for own, steps in zip(drawn, plain, strict=True)]
-        logs, noise = [float(own[0]) for own in drawn], _OVER_FIFTHS * side.first.noise**2
-        means.append(float(np.mean(logs)))
-        alone = [(float(drawn[0][1:].var()), side.first.cells.count(here) - 1), (noise, FOLDS - 1)]
-        variances += _over_runs(logs, alone)
-    return Change.of_logs(means[1] - means[0], *pooled(variances))
-
-
-def _over_runs(values: Sequence[float], alone: Variances) -> Variances:
-    """Variances of the mean over runs: what the runs show, or `alone` of the first.
-
-    Fewer than four show too little: each is taken to differ from others as the first's fifths do, and some more.
-    """
-    count = len(values)
-    if count < _FEWEST_RUNS:
-        return [(variance / count, degrees) for variance, degrees in alone]
-    return [(float(np.var(values, ddof=1)) / count, count - 1)]
-
-
 def _positions(setting: Setting, now: Setting, paired: bool) -> Iterator[Figure]:
     """The share accepted of the proposals that were reached, by position."""
-    counts = [(fitted.acceptance.accepted, fitted.acceptance.reached) for fitted in (setting, now)]
-    (accepted, reached), (accepted_now, reached_now) = counts  # [K, prompts] each
-    for j in range(len(accepted)):
+    before, after = (zip(s.acceptance.accepted, s.acceptance.reached, strict=True) for s in (setting, now))
+    for place, (was, seen) in enumerate(zip(before, after, strict=True), start=1):  # accepted and reached, [prompts]
         change = None
-        if accepted[j].sum() > 0 and reached_now[j].sum() > 0:
-            rate, rate_now = accepted[j].sum() / reached[j].sum(), accepted_now[j].sum() / reached_now[j].sum()
-            influences = ratio_influence(accepted[j], reached[j]), ratio_influence(accepted_now[j], reached_now[j])
-            error = _difference(*influences, paired)
-            weight = min(effective_prompts(reached[j]), effective_prompts(reached_now[j]))
-            change = Change.of_difference(float(rate_now - rate), error, float(rate), weight - 1)
-        yield Figure(metric="conditional_acceptance_rate", change=change, place=f"position {j + 1}")
+        if was[0].sum() > 0 and seen[1].sum() > 0:
+            rate, rate_now = (float(accepted.sum() / reached.sum()) for accepted, reached in (was, seen))
+            error = _difference(ratio_influence(*was), ratio_influence(*seen), paired)
+            weight = min(effective_prompts(was[1]), effective_prompts(seen[1]))
+            change = Change.of_difference(rate_now - rate, error, rate, weight - 1)
+        yield Figure(metric="conditional_acceptance_rate", change=change, place=f"position {place}")
 
 
 def _categories(setting: Setting, now: Setting) -> Iterator[Figure]:
     """Tokens per round of each, on the same prompts."""
-    for category in dict.fromkeys(setting.evidence.categories):
-        inside = setting.evidence.categories == category
-        emitted, rounds = setting.texts.emitted[inside], setting.texts.rounds[inside]
-        emitted_now, rounds_now = now.texts.emitted[inside], now.texts.rounds[inside]
-        change = None
-        if rounds.sum() > 0 and rounds_now.sum() > 0:
-            log = np.log(emitted_now.sum() / rounds_now.sum() * rounds.sum() / emitted.sum())
-            influences = log_ratio_influence(emitted, rounds), log_ratio_influence(emitted_now, rounds_now)
-            change = Change.of_logs(float(log), _difference(*influences, paired=True), effective_prompts(rounds) - 1)
+    categories = setting.evidence.categories
+    for category in dict.fromkeys(categories):
+        inside, change = categories == category, None
+        was, seen = ((fitted.texts.emitted[inside], fitted.texts.rounds[inside]) for fitted in (setting, now))
+        if was[1].sum() > 0 and seen[1].sum() > 0:
+            log = float(np.log(seen[0].sum() / seen[1].sum() * was[1].sum() / was[0].sum()))
+            error = _difference(log_ratio_influence(*was), log_ratio_influence(*seen), paired=True)
+            change = Change.of_logs(log, error, effective_prompts(was[1]) - 1)
         yield Figure(metric="acceptance_length", change=change, place=str(category))
 
 
@@ -239,18 +236,10 @@ def _overheads(before: Side, after: Side, choice: Choice) -> Iterator[Figure]:
     """Seconds of the loop beyond its forwards, at each K it was measured at; relative to the baseline's."""
     greedy, main = choice.temperature == 0.0, before.profile.main_load
     for key in before.first.cells.rounds("overhead", main, choice.draft, greedy):
-        means: list[float] = []
-        variances: list[tuple[float, float]] = []
-        for side in (before, after):
-            here = replace(key, load=side.profile.main_load)
-            drawn = [run.cells.resampled(here) for run in side.runs]
-            seconds = [float(own[0]) for own in drawn]
-            means.append(float(np.mean(seconds)))
-            felt = _OVER_FIFTHS * (side.first.noise * means[0]) ** 2
-            alone = [(float(drawn[0][1:].var()), side.first.cells.count(here) - 1), (felt, FOLDS - 1)]
-            variances += _over_runs(seconds, alone)
+        was_s = float(np.mean([float(run.cells.resampled(key)[0]) for run in before.runs]))
         change = None
-        if means[0] > 0:
-            error, degrees = pooled(variances)
-            change = Change.of_difference(means[1] - means[0], error, means[0], degrees)
+        if was_s > 0:
+            sides = (_runs(side, key, CostCells.resampled, was_s) for side in (before, after))
+            moved_s, error, degrees = _moved(sides)
+            change = Change.of_difference(moved_s, error, was_s, degrees)
         yield Figure(metric="overhead", change=change, place=f"K = {key.draft_steps}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from spectune import stats
 from spectune.choice import Choice, Shape, chain, plain
 from spectune.decide.evidence import DraftEvidence, confirmed_evidence, whole_texts
 from spectune.decide.fit import Setting
@@ -20,14 +21,7 @@ from spectune.profile.store import Profile
 from spectune.profile.tables import numbers, rows_at
 from spectune.replay import Floats, RowCounts
 from spectune.speedup import expected_tokens, round_cost
-from spectune.stats import (
-    Interval,
-    effective_prompts,
-    log_ratio_influence,
-    log_t_interval,
-    pooled,
-    prediction_standard_error,
-)
+from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_t_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +98,14 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
         return None
     runs, fitted = _runs_by_choice(confirmed.runs), {setting.choice: setting for setting in fitted_settings}
     evidence, another_time = confirmed_evidence(profile), unsteadiness(profile.costs, "plain")
-    plain_step_ratio = _plain_step_ratio(runs, fitted_settings)
-    settings = [
-        _confirmed(fitted, choice, evidence, runs, record.max_new_tokens, another_time)
-        for choice in runs
-        if choice.draft is not None
-    ]
+    limit, decoded = record.max_new_tokens, [choice for choice in runs if choice.draft is not None]
+    settings = [_confirmed(fitted, choice, evidence, runs, limit, another_time) for choice in decoded]
     errors = [setting.method_error for setting in settings]
     inside = [setting.inside_interval for setting in settings if setting.inside_interval is not None]
     return Confirmation(
         settings=settings,
         prompts=record.prompts,
-        max_new_tokens=record.max_new_tokens,
+        max_new_tokens=limit,
         median_method_error=float(np.median(errors)),
         max_method_error=max(errors),
         fraction_inside_interval=sum(inside) / len(inside) if inside else None,
@@ -123,7 +113,7 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
             always_one=float(np.median([setting.always_one_error for setting in settings])),
             geometric=float(np.median([setting.geometric_error for setting in settings])),
         ),
-        plain_step_ratio=plain_step_ratio,
+        plain_step_ratio=_plain_step_ratio(runs, fitted_settings),
     )
 
 
@@ -161,8 +151,8 @@ def _confirmed(
     predicted = predicted_speedup(*profiled, setting.costs, decoded.num_rows, another_time)
     replayed = float(np.exp(setting.costs.log_speedups(held_out[0])[0]))
     measured = _measured(decoded, runs[plain(choice.temperature)])
-    geometric = expected_tokens(_first_alpha(fitted, choice), k) / round_cost(cost_ratio(setting), k)
-    inside = None if predicted.low is None else predicted.low <= measured.estimate <= (predicted.high or np.inf)
+    first = fitted[replace(choice, shape=chain(1))].acceptance.length.estimate  # its α is what people feed the formula
+    geometric = expected_tokens(min(max(first - 1, 0.0), 1.0), k) / round_cost(cost_ratio(setting), k)
     return ConfirmedSetting(
         draft=setting.draft,
         num_speculative_tokens=k,
@@ -177,16 +167,10 @@ def _confirmed(
         measured_tokens=int(numbers(decoded["tokens"]).sum()),
         acceptance_length=float(1 + numbers(decoded["accepted"]).sum() / numbers(decoded["rounds"]).sum()),
         method_error=abs(replayed / measured.estimate - 1),
-        inside_interval=None if inside is None else bool(inside),
+        inside_interval=predicted.holds(measured.estimate),
         always_one_error=abs(1 / measured.estimate - 1),
         geometric_error=abs(geometric / measured.estimate - 1),
     )
-
-
-def _first_alpha(fitted: Mapping[Choice, Setting], choice: Choice) -> float:
-    """The acceptance of a first proposal, which is what people feed the formula."""
-    first = fitted[replace(choice, shape=chain(1))].acceptance.length.estimate
-    return min(max(first - 1, 0.0), 1.0)
 
 
 def predicted_speedup(
@@ -194,20 +178,17 @@ def predicted_speedup(
     variance: Floats,  # [rows] of each text's rounds, given the text
     costs: RoundCosts,
     prompts: int,
-    another_time: float,
+    another_time: float,  # what the machine changes by until then: a standard deviation of logs
 ) -> Interval:
-    """The population's speed-up on such texts, and where a run on so many other prompts falls.
-
-    `another_time`: what a machine changes by until then, as it did within the profile; a standard deviation of logs.
-    """
+    """The population's speed-up on such texts, and where a run on so many other prompts falls."""
     seconds, draws = costs.seconds(rows), costs.log_speedups(rows)
     per_round = seconds.sum() / rows.rounds.sum()
     within = float(variance.sum()) * per_round**2 / seconds.sum() ** 2
     influence = log_ratio_influence(rows.emitted, seconds)
-    error = prediction_standard_error(influence, within, prompts)
+    error = stats.prediction_standard_error(influence, within, prompts)
     timings = float(np.var(draws[1:] - draws[0]))
     weight = effective_prompts(rows.rounds)
-    error, degrees = pooled([(error**2 + timings, weight - 1), (another_time**2, FOLDS - 1)])
+    error, degrees = stats.pooled([(error**2 + timings, weight - 1), (another_time**2, FOLDS - 1)])
     return log_t_interval(float(np.exp(draws[0])), error, min(weight, degrees + 1))
 
 
@@ -217,5 +198,4 @@ def _measured(runs: pa.Table, plain: pa.Table) -> Interval:
     (tokens, seconds), (plain_tokens, plain_seconds) = parts
     influence = log_ratio_influence(tokens, seconds) - log_ratio_influence(plain_tokens, plain_seconds)
     speedup = tokens.sum() / seconds.sum() * plain_seconds.sum() / plain_tokens.sum()
-    error = float(np.sqrt(np.sum(influence**2)))
-    return log_t_interval(float(speedup), error, effective_prompts(seconds))
+    return log_t_interval(float(speedup), stats.root_sum_square(influence), effective_prompts(seconds))

@@ -1,7 +1,4 @@
-"""What a draft would have proposed along recorded texts, prepared once for a temperature, and its rounds by replay.
-
-The texts are a profile's, or those that a confirming run decoded plainly.
-"""
+"""What a draft would have proposed along texts, a profile's or a confirming run's, and its rounds by replay."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,10 +41,16 @@ class DraftEvidence:
     max_k: int  # the longest chain that it tells of
     texts: pa.Table  # [rows] of the tape
     proposals: pa.Table  # [rows] of acceptance
-    written: Ints  # [rows] tokens
-    ended: NDArray[np.bool_]  # [rows] False where the tape cuts the text
-    categories: NDArray[np.object_]  # [rows]
-    prompt_ids: list[str]
+
+    @property
+    def written(self) -> Ints:  # [rows]
+        """Tokens of each text."""
+        return integers(self.texts["tokens"])
+
+    @property
+    def categories(self) -> NDArray[np.object_]:  # [rows]
+        """Of the prompts."""
+        return labels(self.texts["category"])
 
     @property
     def drafting(self) -> Method:
@@ -75,7 +78,7 @@ def profiled_evidence(profile: Profile) -> list[DraftEvidence]:
     """Of every draft at every temperature, in that order."""
     settings, tables = profile.manifest.settings, (profile.tape, profile.acceptance)
     pairs = product(profile.manifest.drafts, settings.temperatures)
-    return [draft_evidence(*tables, draft, temperature, settings.max_k) for draft, temperature in pairs]
+    return [_evidence(*tables, draft, temperature, settings.max_k) for draft, temperature in pairs]
 
 
 def confirmed_evidence(profile: Profile) -> dict[tuple[str | None, float], DraftEvidence]:
@@ -85,26 +88,17 @@ def confirmed_evidence(profile: Profile) -> dict[tuple[str | None, float], Draft
     records = {record.spec: record for record in profile.manifest.drafts}
     columns = (profile.confirmed.runs[name].to_pylist() for name in ("draft", "temperature"))
     pairs = [pair for pair in dict.fromkeys(zip(*columns, strict=True)) if pair[0] is not None]
-    return {(spec, t): draft_evidence(tape, acceptance, records[spec], t, max_k) for spec, t in pairs}
+    return {(spec, t): _evidence(tape, acceptance, records[spec], t, max_k) for spec, t in pairs}
 
 
-def draft_evidence(
+def _evidence(
     tape: pa.Table, acceptance: pa.Table, draft: DraftRecord, temperature: float, max_k: int
 ) -> DraftEvidence:
     """The rows of a tape at a temperature, each with the draft's own."""
     texts, proposals = rows_where(tape, temperature=temperature), rows_where(acceptance, draft=draft.spec)
     place = {continuation: row for row, continuation in enumerate(proposals["continuation"].to_pylist())}
-    return DraftEvidence(
-        draft=draft,
-        temperature=temperature,
-        max_k=max_k,
-        texts=texts,
-        proposals=rows_at(proposals, np.array([place[text] for text in texts["continuation"].to_pylist()])),
-        written=integers(texts["tokens"]),
-        ended=labels(texts["end"]) != "cut",
-        categories=labels(texts["category"]),
-        prompt_ids=texts["prompt_id"].to_pylist(),
-    )
+    own = rows_at(proposals, np.array([place[text] for text in texts["continuation"].to_pylist()]))
+    return DraftEvidence(draft=draft, temperature=temperature, max_k=max_k, texts=texts, proposals=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,21 +117,19 @@ class Counts:
 
 
 def replayed(evidence: DraftEvidence, rule: AcceptanceRule | None = None, depths: Sequence[int] = ()) -> Counts:
-    """Under the draft's own acceptance rule or another, for each K, by default all.
-
-    Raises: InsufficientDataError where no round was recorded.
-    """
-    window = np.maximum(evidence.written - evidence.max_k, 0)
-    ends = np.where(evidence.ended, evidence.written, window)
+    """Under the draft's own rule or another, for each K, by default all. Raises: InsufficientDataError: no rounds."""
+    written, ended = evidence.written, labels(evidence.texts["end"]) != "cut"
+    window = np.maximum(written - evidence.max_k, 0)
+    ends = np.where(ended, written, window)
     complete, clock = [], []
     for rows, walked in _walks(evidence, rule or evidence.drafting.rule, depths):
         complete.append(count_rounds(walked, window[rows]))
-        clock.append(count_rounds(walked, ends[rows]) if evidence.ended[rows].any() else complete[-1])
+        clock.append(count_rounds(walked, ends[rows]) if ended[rows].any() else complete[-1])
     counted = side_by_side(clock)
     if not counted.rounds.sum() > 0:
         problem = f"no continuation at T = {evidence.temperature:g} is longer than K = {evidence.max_k}"
         raise InsufficientDataError(problem, "profile with a larger --max-new-tokens or a smaller --max-k")
-    emitted = np.where(evidence.ended, evidence.written, counted.emitted)
+    emitted = np.where(ended, written, counted.emitted)
     return Counts(evidence=evidence, complete=side_by_side(complete), clock=counted, emitted=emitted)
 
 

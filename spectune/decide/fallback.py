@@ -20,10 +20,7 @@ def fallback_rule(decision: Decision, limit_tokens: int) -> tuple[Fallback | Non
 
 
 def _rule(setting: Setting, chance_of_rounds: float) -> tuple[Fallback | None, str]:
-    """Threshold τ_be = T_round/T_plain, and a window long enough that a healthy stream hardly ever falls below.
-
-    A request's gain varies with its text, and given the text with the chance of acceptance.
-    """
+    """Threshold τ_be = T_round/T_plain, and a window long enough that a healthy stream hardly ever falls below."""
     texts = setting.texts
     threshold = float(setting.seconds.sum() / texts.rounds.sum() / setting.round.plain_s)
     used = texts.rounds > 0

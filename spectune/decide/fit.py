@@ -1,6 +1,6 @@
 """Profile → fitted settings: acceptance by replay, round times from measured cells, both with their spread."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,19 @@ from spectune.profile.costs import CostCells
 from spectune.profile.manifest import Load, Settings
 from spectune.profile.store import Profile
 from spectune.replay import Floats, Replay, RowCounts
-from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_ratio_interval, log_t_interval
+from spectune.stats import (
+    Interval,
+    effective_prompts,
+    log_ratio_influence,
+    log_ratio_interval,
+    log_t_interval,
+    root_sum_square,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """What rounds accept; counts are over complete rounds, all of them where no text is long enough for one."""
+    """What complete rounds accept; all rounds where no text is long enough for one."""
 
     length: Interval  # tokens a round, bonus included
     clock_length: float  # tokens over rounds as a clock sees them: ended texts cut their last round short
@@ -55,7 +62,7 @@ class Spread:
     @property
     def log_error(self) -> float:
         """Standard error of log speed-up, prompts and cost samples included."""
-        return float(np.hypot(np.sqrt(np.sum(self.prompts**2)), np.std(self.costs)))
+        return float(np.hypot(root_sum_square(self.prompts), np.std(self.costs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +106,17 @@ class Setting:
 
 
 def fit_settings(profile: Profile, cells: CostCells, loads: Sequence[Load] = ()) -> list[Setting]:
-    """Every draft × temperature × load × K, in that order; by default at the main load only.
-
-    Raises: InsufficientDataError where no round was recorded.
-    """
+    """Every draft × temperature × load × K, by default at the main load. Raises: InsufficientDataError: no rounds."""
     counted = [replayed(evidence) for evidence in profiled_evidence(profile)]
     return priced_settings(counted, cells, profile.manifest.settings, loads)
+
+
+def by_draft(settings: Iterable[Setting]) -> dict[tuple[str, float], list[Setting]]:
+    """Those of each draft and temperature together."""
+    groups: dict[tuple[str, float], list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault((setting.draft, setting.temperature), []).append(setting)
+    return groups
 
 
 def priced_settings(
@@ -113,10 +125,9 @@ def priced_settings(
     """Replayed rounds of each draft and temperature at the costs of each load."""
     settings: list[Setting] = []
     for counts in counted:
-        evidence = counts.evidence
+        draft, greedy = counts.evidence.draft, counts.evidence.temperature == 0.0
         for load in loads or measured.loads[:1]:
-            where = (cells, evidence.draft, evidence.temperature == 0.0, measured, load)
-            costs, folds = round_costs(*where), [round_costs(*where, 0), round_costs(*where, 1)]
+            costs, *folds = (round_costs(cells, draft, greedy, measured, load, fold) for fold in (None, 0, 1))
             settings += [_setting(counts, k, load, costs, folds) for k in range(1, measured.max_k + 1)]
     return settings
 
@@ -140,12 +151,9 @@ def _setting(counts: Counts, k: int, load: Load, costs: RoundCosts, folds: Seque
 def speedup_with_spread(rows: RowCounts, costs: RoundCosts, folds: Sequence[RoundCosts]) -> tuple[Interval, Spread]:
     """Speed-up over plain decoding, pooled over texts, with the interval that prompts and cost samples give it."""
     draws = costs.log_speedups(rows)
-    point = float(np.exp(draws[0]))
-    spread = Spread(
-        prompts=log_ratio_influence(rows.emitted, costs.seconds(rows)),
-        costs=draws[1:] - draws[0],
-        folds=np.stack([np.exp(side.log_speedups(rows)) / point for side in folds], axis=1),
-    )
+    point, prompts = float(np.exp(draws[0])), log_ratio_influence(rows.emitted, costs.seconds(rows))
+    sides = np.stack([np.exp(side.log_speedups(rows)) / point for side in folds], axis=1)
+    spread = Spread(prompts=prompts, costs=draws[1:] - draws[0], folds=sides)
     return log_t_interval(point, spread.log_error, effective_prompts(rows.rounds)), spread
 
 

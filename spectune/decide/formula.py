@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spectune.decide.fit import Setting
-from spectune.speedup import SpeedupRow, best_row, expected_tokens, fitted_alpha, log_slope, round_cost, speedup_rows
-from spectune.stats import t_quantile
+from spectune.decide.fit import Setting, by_draft
+from spectune.speedup import best_row, expected_tokens, fitted_alpha, log_slope, round_cost, speedup_rows
+from spectune.stats import Floats, t_quantile
 
 TOLERANCE = 0.02
 Fits = Literal["fits", "misleads", "undecided"]
@@ -19,8 +18,7 @@ Fits = Literal["fits", "misleads", "undecided"]
 class FormulaFit:
     """The α of (1 − α^(K+1))/(1 − α) fitted to τ(K) over all K, and how far the formula is then off.
 
-    verdict: `misleads` where at some K it is off beyond chance and by more than 2%; `fits` where it is within
-    2% at every K even at the ends of the interval; else `undecided`.
+    `misleads`: at some K it is off beyond chance and by more than 2%; `fits`: within 2% at every K, ends included.
     """
 
     draft: str
@@ -36,18 +34,18 @@ class FormulaFit:
 
 def fit_formula(settings: Sequence[Setting]) -> list[FormulaFit]:
     """One fit for each draft and temperature; drafts that nothing is accepted of fit α = 0."""
-    groups: dict[tuple[str, float], list[Setting]] = {}
-    for setting in settings:
-        groups.setdefault((setting.draft, setting.temperature), []).append(setting)
-    return [_fit(group) for group in groups.values()]
+    return [_fit(group) for group in by_draft(settings).values()]
 
 
 def _fit(group: Sequence[Setting]) -> FormulaFit:
-    lengths = {s.num_speculative_tokens: s.acceptance.length.estimate for s in group}
+    """What it chooses assumes that verifying K + 1 tokens costs one plain step: Leviathan et al. 2023, theorem 3.8."""
+    by_k = {setting.num_speculative_tokens: setting for setting in group}
+    lengths = {k: setting.acceptance.length.estimate for k, setting in by_k.items()}
     alpha = fitted_alpha(lengths)
     log_errors = np.array([np.log(expected_tokens(alpha, k) / length) for k, length in lengths.items()])
-    worst, chosen = int(np.argmax(np.abs(log_errors))), promised(group, alpha)
-    speedups = {s.num_speculative_tokens: s.speedup.estimate for s in group}
+    worst = int(np.argmax(np.abs(log_errors)))
+    chosen = best_row(speedup_rows(alpha, {k: round_cost(cost_ratio(setting), k) for k, setting in by_k.items()}))
+    replayed = by_k.get(chosen.num_speculative_tokens)
     return FormulaFit(
         draft=group[0].draft,
         temperature=group[0].temperature,
@@ -57,17 +55,8 @@ def _fit(group: Sequence[Setting]) -> FormulaFit:
         largest_error_at=list(lengths)[worst],
         chosen_k=chosen.num_speculative_tokens,
         promised_speedup=chosen.speedup,
-        replayed_speedup=speedups.get(chosen.num_speculative_tokens, 1.0),
+        replayed_speedup=replayed.speedup.estimate if replayed else 1.0,
     )
-
-
-def promised(group: Sequence[Setting], alpha: float) -> SpeedupRow:
-    """The K and speed-up that (1 − α^(K+1))/((1 − α)(K·c + 1)) is largest at, c = cost_q/cost_p(1).
-
-    It assumes that verifying K + 1 tokens costs one plain step. Source: Leviathan et al. 2023, theorem 3.8.
-    """
-    costs = {s.num_speculative_tokens: round_cost(cost_ratio(s), s.num_speculative_tokens) for s in group}
-    return best_row(speedup_rows(alpha, costs))
 
 
 def cost_ratio(setting: Setting) -> float:
@@ -75,7 +64,7 @@ def cost_ratio(setting: Setting) -> float:
     return setting.round.draft_s / setting.num_speculative_tokens / setting.round.plain_s
 
 
-def _half_widths(group: Sequence[Setting], alpha: float) -> NDArray[np.float64]:
+def _half_widths(group: Sequence[Setting], alpha: float) -> Floats:
     """[K] half-widths of the log errors, all K at once (Bonferroni); α moves with the prompts too."""
     influence = np.stack([setting.acceptance.length_influence for setting in group], axis=1)  # [prompts, K]
     slopes = np.array([log_slope(alpha, setting.num_speculative_tokens) for setting in group])
@@ -86,7 +75,7 @@ def _half_widths(group: Sequence[Setting], alpha: float) -> NDArray[np.float64]:
     return np.asarray(t_quantile(weight - 1, 1 - 0.025 / len(group)) * np.sqrt(np.sum(moved**2, axis=0)))
 
 
-def _verdict(log_errors: NDArray[np.float64], half_widths: NDArray[np.float64]) -> Fits:
+def _verdict(log_errors: Floats, half_widths: Floats) -> Fits:
     sizes = np.abs(log_errors)
     if len(sizes) < 2:  # one α fits one τ whatever it is
         return "undecided"

@@ -30,12 +30,12 @@ def reasons(decision: Decision, best: Candidate, by_load: Sequence[LoadAnswer]) 
 
 def _why_open(decision: Decision) -> Iterator[str]:
     """What stands between the data and a verdict, where there is none."""
-    low, high, prompts = decision.speedup.low, decision.speedup.high, decision.setting.effective_prompts
+    prompts = decision.setting.effective_prompts
     if decision.verdict != "insufficient-data":
         return
     if prompts < MIN_EFFECTIVE_PROMPTS:
         yield f"{prompts:.0f} effective prompts are fewer than the {MIN_EFFECTIVE_PROMPTS} that a verdict takes"
-    elif low is not None and high is not None and low <= MIN_GAIN <= high:
+    elif decision.speedup.holds(MIN_GAIN):
         yield f"the interval holds {MIN_GAIN:g}, the least gain that counts"
 
 
@@ -71,12 +71,8 @@ def notices(decision: Decision, settings: Sequence[Setting], formula: Sequence[F
     """What makes the figures of little worth, or others' advice wrong."""
     best = decision.setting
     dead = [_dead(s) for s in settings if s.num_speculative_tokens == 1 and s.acceptance.accepted_tokens == 0]
-    misleading = [
-        _misleading(fit)
-        for fit in formula
-        if fit.verdict == "misleads" and (fit.draft, fit.temperature) == (best.draft, best.temperature)
-    ]
-    return [*dead, *_few(best), *misleading, *_noisy(decision), *_unconfirmed(decision)]
+    own = [fit for fit in formula if (fit.draft, fit.temperature) == (best.draft, best.temperature)]
+    return [*dead, *_few(best), *_misleading(own), *_noisy(decision), *_unconfirmed(decision)]
 
 
 def _dead(setting: Setting) -> Notice:
@@ -96,12 +92,12 @@ def _few(best: Setting) -> Iterator[Notice]:
         yield Notice(code="few-prompts", message=message, advice=f"give {FEW_EFFECTIVE_PROMPTS} or more")
 
 
-def _misleading(fit: FormulaFit) -> Notice:
-    message = (
-        f"with its best α = {fit.alpha:.2f} it is off by {fit.largest_error:+.0%} at K = "
-        f"{fit.largest_error_at} for {fit.draft}, beyond chance"
-    )
-    return Notice(code="formula", message=message, advice="trust the replayed tokens per round instead")
+def _misleading(formula: Sequence[FormulaFit]) -> Iterator[Notice]:
+    for fit in formula:
+        if fit.verdict == "misleads":
+            off = f"it is off by {fit.largest_error:+.0%} at K = {fit.largest_error_at} for {fit.draft}"
+            message = f"with its best α = {fit.alpha:.2f} {off}, beyond chance"
+            yield Notice(code="formula", message=message, advice="trust the replayed tokens per round instead")
 
 
 def _noisy(decision: Decision) -> Iterator[Notice]:

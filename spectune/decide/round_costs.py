@@ -8,16 +8,13 @@ from itertools import product
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spectune.choice import chain
 from spectune.errors import ProfileError
 from spectune.profile.costs import CellKey, CostCells
 from spectune.profile.manifest import DraftRecord, Load, Settings
 from spectune.profile.store import Profile
-from spectune.replay import Ints, RowCounts
-
-Floats = NDArray[np.float64]
+from spectune.replay import Floats, Ints, RowCounts
 
 CALIBRATED_UP_TO = 4  # rounds of 1 and 4 draft steps give the overhead
 
@@ -90,16 +87,14 @@ def round_costs(
     load: Load,
     fold: Literal[0, 1] | None = None,
 ) -> RoundCosts:
-    """Point estimates first, then one value for each resample; `fold` 0: a value for each fifth of the samples, 1: what
-    the other four fifths say.
+    """Point estimates, then one value for each resample; `fold` 0: for each fifth of the samples, 1: for what is left.
 
     Overhead was measured at the main load, at two K: a line through both. Raises: ProfileError where a cell is missing.
     """
     figure, main = cells.resampled if fold is None else partial(cells.folded, fold), measured.loads[0]
     overhead = _overhead(figure, cells.rounds("overhead", main, draft.spec, greedy), measured.max_k)
-    overhead[:, 0] = figure(
-        CellKey(part="overhead", tokens=chain(0).verified_tokens, load=main, greedy=greedy, draft_steps=0)
-    )
+    plainly = CellKey(part="overhead", tokens=chain(0).verified_tokens, load=main, greedy=greedy, draft_steps=0)
+    overhead[:, 0] = figure(plainly)
     sizes = range(1, chain(measured.max_k).verified_tokens + 1)
     verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in sizes], axis=1)
     step = figure(CellKey(part="cost_q", tokens=1, load=load, draft=draft.spec))
@@ -159,9 +154,7 @@ def cost_accuracy(profile: Profile, cells: CostCells) -> Accuracy:
 
 
 def round_errors(profile: Profile, cells: CostCells) -> dict[CellKey, float]:
-    """How far draft, verify and overhead, each measured apart, miss each round that was measured whole, relative to it;
-    rounds that overhead is taken from are no judges.
-    """
+    """How far parts measured apart miss each round measured whole, relative to it, but those that overhead is from."""
     errors: dict[CellKey, float] = {}
     for draft, greedy in product(profile.manifest.drafts, (True, False)):
         whole = cells.rounds("round", profile.main_load, draft.spec, greedy)

@@ -1,5 +1,5 @@
 """Which candidate, and whether it may be believed: choosing the best of many flatters it, so the gate and the quoted
-figure allow for the choice.
+figure allow for the choice. And what a confirming run decodes with.
 """
 
 from collections.abc import Sequence
@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from spectune.choice import Choice, chain
 from spectune.decide.confirmation import Confirmation, ConfirmedSetting
+from spectune.decide.evidence import draft_record
 from spectune.decide.fit import Setting
+from spectune.drafting_spec import draft_spec
+from spectune.errors import ConfigError
 from spectune.profile.costs import FOLDS
-from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Interval, max_t_quantile, t_quantile
+from spectune.profile.store import Profile
+from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Floats, Interval, max_t_quantile, root_sum_square, t_quantile
 
 MIN_GAIN = 1.05
 _TIE = 0.01
+_USUAL = (1, 2, 4, 8)
 
 Verdict = Literal["speculate", "plain", "insufficient-data"]
 
@@ -24,8 +29,7 @@ Verdict = Literal["speculate", "plain", "insufficient-data"]
 class Decision:
     """The chosen candidate and what may be said of it.
 
-    The estimate is cross-fitted, the lower end holds for whichever of the candidates was chosen (max-t), the
-    upper end is the candidate's own.
+    The estimate is cross-fitted, the lower end holds for whichever was chosen (max-t), the upper end is its own.
     """
 
     setting: Setting
@@ -64,11 +68,10 @@ def heeding(decoded: ConfirmedSetting | None, verdict: Verdict) -> Verdict:
 
 
 def _timings_leave_open(speedup: Interval, setting: Setting) -> bool:
-    """Whether the interval holds the bound, and more for the timings' sake than for the prompts': a quiet machine
-    may turn the answer.
-    """
-    straddles = speedup.low is not None and speedup.high is not None and speedup.low <= MIN_GAIN < speedup.high
-    return straddles and bool(np.std(setting.spread.costs) > np.sqrt(np.sum(setting.spread.prompts**2)))
+    """Whether the interval holds the bound, and for the timings' sake: a quiet machine may turn the answer."""
+    return bool(speedup.holds(MIN_GAIN)) and bool(
+        np.std(setting.spread.costs) > root_sum_square(setting.spread.prompts)
+    )
 
 
 def verdict_of(speedup: Interval, effective_prompts: float) -> Verdict:
@@ -85,14 +88,12 @@ def choose(candidates: Sequence[Setting]) -> Setting:
     return candidates[_pick(candidates, np.array([setting.speedup.estimate for setting in candidates]))]
 
 
-def _pick(candidates: Sequence[Setting], speedups: NDArray[np.float64]) -> int:
-    ties = np.flatnonzero(speedups >= speedups.max() * (1 - _TIE)).tolist()
-
+def _pick(candidates: Sequence[Setting], speedups: Floats) -> int:
     def simplest_first(index: int) -> tuple[int, int, float]:
         setting = candidates[index]
         return setting.num_speculative_tokens, setting.evidence.drafting.simplicity, -float(speedups[index])
 
-    return min(ties, key=simplest_first)
+    return min(np.flatnonzero(speedups >= speedups.max() * (1 - _TIE)).tolist(), key=simplest_first)
 
 
 def _allowance(best: Setting, candidates: Sequence[Setting]) -> float:
@@ -116,9 +117,42 @@ def cross_fitted_speedup(candidates: Sequence[Setting]) -> float:
     for number in range(min(FOLDS, len(emitted))):
         rest, scored = fold != number, fold == number
         left = seconds[rest].sum(0)
-        if not np.all(left > 0):
-            continue
-        chosen = _pick(candidates, emitted[rest].sum(0) * plain_s / left * factors[number, 1])
-        steps += float(emitted[scored, chosen].sum() * plain_s[chosen])
-        took += float(seconds[scored, chosen].sum() / factors[number, 0, chosen])
+        if np.all(left > 0):
+            chosen = _pick(candidates, emitted[rest].sum(0) * plain_s / left * factors[number, 1])
+            steps += float(emitted[scored, chosen].sum() * plain_s[chosen])
+            took += float(seconds[scored, chosen].sum() / factors[number, 0, chosen])
     return steps / took if took > 0 else choose(candidates).speedup.estimate
+
+
+def trials(
+    profile: Profile,
+    fitted: Sequence[Setting],
+    drafts: Sequence[str] = (),
+    temperatures: Sequence[float] = (),
+    depths: Sequence[int] = (),
+    chosen_only: bool = False,
+) -> list[Choice]:
+    """What to decode with: by default the best draft at each temperature, with the usual K and the chosen one, or the
+    latter only. Raises: ConfigError for what was not measured.
+    """
+    measured, longest, choices = profile.manifest.settings.temperatures, profile.manifest.settings.max_k, []
+    for temperature in temperatures:
+        require_measured(temperature, measured)
+    for depth in depths:
+        if not 1 <= depth <= longest:
+            raise ConfigError(f"K = {depth} was not measured", f"give 1 to {longest}")
+    specs = [draft_record(profile, draft_spec(spec).text).spec for spec in drafts]
+    for temperature in temperatures or sorted(measured):
+        here = [setting for setting in fitted if setting.temperature == temperature]
+        for spec in specs or [choose(here).draft]:
+            best = choose([setting for setting in here if setting.draft == spec]).num_speculative_tokens
+            usual = [] if chosen_only else [k for k in _USUAL if k <= longest]
+            choices += [Choice(spec, chain(k), temperature) for k in depths or sorted({*usual, best})]
+    return list(dict.fromkeys(choices))
+
+
+def require_measured(temperature: float, measured: Sequence[float], remedy: str = "give one of these") -> None:
+    """Raises: ConfigError naming those that were."""
+    if temperature not in measured:
+        known = ", ".join(f"{t:g}" for t in sorted(measured))
+        raise ConfigError(f"temperature {temperature:g} was not measured; {known} were", remedy)

@@ -6,8 +6,8 @@ from typing import Literal
 
 from spectune.decide.evidence import draft_record
 from spectune.decide.fit import Setting, fit_settings
-from spectune.decide.selection import MIN_GAIN, choose
-from spectune.errors import ConfigError, InsufficientDataError
+from spectune.decide.selection import MIN_GAIN, choose, require_measured
+from spectune.errors import InsufficientDataError
 from spectune.profile.costs import CostCells
 from spectune.profile.store import Profile
 from spectune.served.telemetry import Telemetry
@@ -36,9 +36,8 @@ class ServedDepth:
 def served_depth(profile: Profile, telemetry: Telemetry, temperature: float, draft: str | None = None) -> ServedDepth:
     """Beyond the K in use acceptance is not seen: the last position's conditional rate is taken to go on.
 
-    Of drafts that vary in length, the longest is taken for K and rates are over all of them.
-
-    Raises: InsufficientDataError without rates by position; ConfigError for a K that was not measured.
+    Drafts that vary in length count as the longest. Raises: InsufficientDataError without rates by position or at a K
+    that was not measured; ConfigError for another temperature or draft.
     """
     reached, last = _rates(telemetry)
     settings, k = _settings(profile, temperature, draft), len(reached)
@@ -101,10 +100,8 @@ def _verdict(speedups: Mapping[int, float], k: int, best: int) -> Verdict:
 
 def _settings(profile: Profile, temperature: float, draft: str | None) -> dict[int, Setting]:
     """By K, at the main load."""
+    require_measured(temperature, profile.manifest.settings.temperatures)
     fitted = fit_settings(profile, CostCells.of(profile.costs))
     here = [setting for setting in fitted if setting.temperature == temperature]
-    if not here:
-        known = ", ".join(f"{t:g}" for t in sorted(profile.manifest.settings.temperatures))
-        raise ConfigError(f"temperature {temperature:g} was not measured; {known} were", "give one of these")
     spec = choose(here).draft if draft is None else draft_record(profile, draft).spec
     return {setting.num_speculative_tokens: setting for setting in here if setting.draft == spec}

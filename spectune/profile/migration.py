@@ -86,11 +86,25 @@ def _as(schema: pa.Schema, table: pa.Table, **columns: list[Any]) -> pa.Table:
     """The table's columns under a schema, with these in place of, or beside, its own."""
     return pa.table(
         [
-            pa.array(columns[field.name], field.type) if field.name in columns else table[field.name].cast(field.type)
+            _array(columns[field.name], field.type) if field.name in columns else table[field.name].cast(field.type)
             for field in schema
         ],
         schema=schema,
     )
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Nulls, one text all along, or whole numbers; pa.array would import pandas."""
+    count, known = len(values), np.array([value is not None for value in values], np.bool_)
+    if not known.any():
+        return pa.nulls(count, kind)
+    if isinstance(values[0], str):
+        text = values[0].encode()
+        offsets = np.arange(count + 1, dtype=np.int32) * len(text)
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(text * count)])
+    whole = np.array([value or 0 for value in values], np.int64)
+    buffers = [pa.py_buffer(part) for part in (np.packbits(known, bitorder="little"), whole)]
+    return pa.Array.from_buffers(pa.int64(), count, buffers).cast(kind)
 
 
 STEPS: Mapping[int, Step] = {

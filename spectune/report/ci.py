@@ -33,9 +33,8 @@ def remedy(finding: Finding) -> str:
         return "profile both again on a quiet machine, or compare --only acceptance"
     if finding.part == "acceptance":
         return f"{finding.more:.1f} times the prompts would settle it"
-    return (
-        f"{math.ceil(finding.more)} times the profiles of each side would settle it (--also-baseline, --also-candidate)"
-    )
+    runs = f"{math.ceil(finding.more)} times the profiles of each side"
+    return f"{runs} would settle it (--also-baseline, --also-candidate)"
 
 
 def headline(check: Check) -> str:
@@ -63,21 +62,15 @@ def summary_markdown(check: Check) -> str:
     parts = [f"### spectune check: {check.verdict}", headline(check) + "."]
     deciding = [finding for finding in check.findings if finding.headline]
     explaining = [finding for finding in check.findings if not finding.headline and finding.status != "ok"]
-    parts += [table(header, map(_row, deciding))] if deciding else []
-    parts += ["What explains it:", table(header, map(_row, explaining))] if explaining else []
+    parts += [table("", header, map(_row, deciding))] if deciding else []
+    parts += [table("", header, map(_row, explaining), "What explains it:")] if explaining else []
     parts += ["\n".join(f"- {difference}" for difference in check.differences)] if check.differences else []
     return "\n\n".join(parts) + "\n"
 
 
-def _row(finding: Finding) -> tuple[str, ...]:
-    return (
-        name_of(finding),
-        finding.draft,
-        f"{finding.temperature:g}",
-        str(finding.num_speculative_tokens),
-        change_text(finding),
-        finding.status,
-    )
+def _row(finding: Finding) -> tuple[object, ...]:
+    choice = finding.draft, f"{finding.temperature:g}", finding.num_speculative_tokens
+    return name_of(finding), *choice, change_text(finding), finding.status
 
 
 def annotations(check: Check) -> Iterator[str]:
@@ -99,24 +92,19 @@ def junit_xml(check: Check) -> str:
     """A test case for each figure that decides: regressed is a failure, too noisy an error, not comparable skipped."""
     findings = [finding for finding in check.findings if finding.headline]
     tags = {"regressed": "failure", "too-noisy": "error", "not-comparable": "skipped"}
-    counts = {tag: sum(tags.get(finding.status) == tag for finding in findings) for tag in tags.values()}
-    suite = ElementTree.Element(
-        "testsuite",
-        name="spectune check",
-        tests=str(len(findings)),
-        failures=str(counts["failure"]),
-        errors=str(counts["error"]),
-        skipped=str(counts["skipped"]),
-    )
+    attributes = {"name": "spectune check", "tests": str(len(findings))}
+    for status, name in zip(tags, ("failures", "errors", "skipped"), strict=True):
+        attributes[name] = str(sum(finding.status == status for finding in findings))
+    suite = ElementTree.Element("testsuite", attributes)
     for finding in findings:
         draft = "".join(character if character.isprintable() else "?" for character in finding.draft)
         place = f"{draft} at T = {finding.temperature:g}, K = {finding.num_speculative_tokens}"
         case = ElementTree.SubElement(suite, "testcase", classname=f"spectune.{place}", name=name_of(finding))
-        text = change_text(finding)
+        text = f"{finding.status}: {change_text(finding)}"
         if tag := tags.get(finding.status):
             more = f"; {remedy(finding)}" if finding.status == "too-noisy" else ""
-            ElementTree.SubElement(case, tag, message=f"{finding.status}: {text}{more}")
+            ElementTree.SubElement(case, tag, message=text + more)
         else:
-            ElementTree.SubElement(case, "system-out").text = f"{finding.status}: {text}"
+            ElementTree.SubElement(case, "system-out").text = text
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

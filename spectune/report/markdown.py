@@ -3,11 +3,32 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from spectune.stats import Interval
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose cells may hold anything but line breaks."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], note: str = "") -> str:
+    """A section, if it has a title; cells may hold anything but line breaks, intervals are of speed-ups."""
+    lines = [header, ["---"] * len(header), *([_cell(value) for value in row] for row in rows)]
+    text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n\n".join([*([f"## {title}"] if title else []), *([note] if note else []), text])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return interval_text(value, "×") if isinstance(value, Interval) else "no data" if value is None else str(value)
+
+
+def interval_text(interval: Interval, unit: str = "") -> str:
+    """`1.19× [1.10, 1.29]`; without an interval, the point alone."""
+    if interval.low is None or interval.high is None:
+        return f"{interval.estimate:.2f}{unit} [no interval]"
+    return f"{interval.estimate:.2f}{unit} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def bullets(title: str, lines: Iterable[str]) -> str:
+    """A section of points."""
+    return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
 def pairs(markdown: str) -> dict[str, str]:

@@ -5,16 +5,38 @@ from urllib.parse import quote
 
 import yaml
 
-from spectune.decide.confirmation import Confirmation, ConfirmedSetting
+from spectune.decide.confirmation import Confirmation
 from spectune.decide.formula import FormulaFit
-from spectune.decide.recommendation import Candidate, CategoryAnswer, LoadAnswer, Recommendation, TemperatureAnswer
+from spectune.decide.recommendation import Candidate, Recommendation
 from spectune.engines.config import EngineConfig
 from spectune.report import labels
-from spectune.report.markdown import block, table
-from spectune.stats import Interval
+from spectune.report.markdown import block, bullets, interval_text, table
 
 _CANDIDATES_SHOWN = 24
 _MACHINE_CHANGED = 1.1
+_PICTURES = {
+    "speedup": "Speed-up against K, with intervals and what was measured",
+    "acceptance": "Acceptance by position in the round",
+    "round": "What a round's time goes into",
+}
+_BY_CATEGORY = (
+    "The best candidate on each kind of text. Few prompts each: the intervals are wide, and none of them decides."
+)
+_BY_LOAD = (
+    "Larger batches are priced as rounds in step under a full queue, each sequence at its own number of proposals, "
+    "with the loop's overhead of batch 1."
+)
+_CONFIGS = {
+    "speculate": ("## Configs to paste\n\nCosts differ between engines: measure before you trust a speed-up there."),
+    "plain": (
+        "## Configs not to serve with\n\nPlain decoding needs no setting. Costs differ between engines: with these the "
+        "best candidate can be measured there, nothing more."
+    ),
+    "insufficient-data": (
+        "## Configs not to serve with yet\n\nNothing to set so far. Costs differ between engines: with these the best "
+        "candidate can be measured there."
+    ),
+}
 
 
 def skill_markdown(
@@ -26,16 +48,15 @@ def skill_markdown(
         f"# Speculative tuning: {recommendation.applies_to.target}",
         f"**{headline(recommendation)}**",
         _settings(recommendation),
-        _configs(recommendation, configs),
+        _CONFIGS[recommendation.verdict],
+        *map(_config, configs),
         _fallback(recommendation),
-        _reasons(recommendation),
-        _temperatures(recommendation.by_temperature),
-        _categories(recommendation.by_category),
-        *([_loads(recommendation.by_load)] if len(recommendation.by_load) > 1 else []),
+        bullets("Why", recommendation.reasons),
+        *_breakdowns(recommendation),
         _candidates(recommendation),
-        *_pictures(pictures or {}),
+        *(f"![{_PICTURES[name]}]({quote(file)})" for name, file in (pictures or {}).items()),
         *([_confirmed(recommendation.confirmation)] if recommendation.confirmation else []),
-        _how_sure(recommendation),
+        bullets("How sure", [*_limits(recommendation), *_doubts(recommendation)]),
         _applies_to(recommendation),
         f"## Reproduce\n\n{block(recommendation.reproduce, 'sh')}",
     ]
@@ -44,7 +65,8 @@ def skill_markdown(
 
 def headline(recommendation: Recommendation) -> str:
     """The verdict in one sentence; a speed-up names the engine it was measured in."""
-    best, where = recommendation.best_candidate, _where(recommendation)
+    best, applies = recommendation.best_candidate, recommendation.applies_to
+    where = f"measured in {applies.engine}'s own loop on {applies.device}, {applies.dtype}, batch {applies.batch}"
     at = f"at T = {recommendation.temperature:g}"
     setting = f"{best.draft}, K = {best.num_speculative_tokens}"
     gain = f"{interval_text(recommendation.speedup, '×')} over plain decoding ({where})"
@@ -59,24 +81,12 @@ def headline(recommendation: Recommendation) -> str:
     return f"{labels.UNDECIDED} {at}: {tried}. {meanwhile}."
 
 
-def interval_text(interval: Interval, unit: str = "") -> str:
-    """`1.19× [1.10, 1.29]`; without an interval, the point alone."""
-    if interval.low is None or interval.high is None:
-        return f"{interval.estimate:.2f}{unit} [no interval]"
-    return f"{interval.estimate:.2f}{unit} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
 def formula_text(fit: FormulaFit) -> str:
     """Its α, whether it describes the tokens per round, and what it would have said."""
     off = f"off by {fit.largest_error:+.1%} at K = {fit.largest_error_at}"
     advice = "plain decoding" if fit.chosen_k == 0 else f"K = {fit.chosen_k} at {fit.promised_speedup:.2f}×"
     real = "" if fit.chosen_k == 0 else f", where replay and measured costs say {fit.replayed_speedup:.2f}×"
     return f"α = {fit.alpha:.2f} {fit.verdict}, {off}; it would have chosen {advice}{real}"
-
-
-def _where(recommendation: Recommendation) -> str:
-    applies = recommendation.applies_to
-    return f"measured in {applies.engine}'s own loop on {applies.device}, {applies.dtype}, batch {applies.batch}"
 
 
 def _front_matter(recommendation: Recommendation) -> str:
@@ -99,48 +109,29 @@ def _settings(recommendation: Recommendation) -> str:
         _or_none(gate.speculate_up_to),
         _or_none(gate.plain_from, "none of those measured"),
     )
-    lengths = recommendation.best_candidate.acceptance_length
+    figures = (recommendation.speedup, interval_text(recommendation.best_candidate.acceptance_length))
     rows = [
         *zip(labels.ADVICE, advice, strict=True),
-        *zip(labels.FIGURES, (interval_text(recommendation.speedup, "×"), interval_text(lengths)), strict=True),
+        *zip(labels.FIGURES, figures, strict=True),
         ("break-even acceptance", "none: even a perfect draft loses" if alpha is None else f"{alpha:.2f}"),
     ]
-    return "## Settings\n\n" + table(("setting", "value"), rows)
+    return table("Settings", ("setting", "value"), rows)
 
 
 def _or_none(value: float | None, absent: str = "none") -> str:
     return absent if value is None else f"{value:g}"
 
 
-def _configs(recommendation: Recommendation, configs: Sequence[EngineConfig]) -> str:
-    title, lead = {
-        "speculate": ("Configs to paste", "Costs differ between engines: measure before you trust a speed-up there."),
-        "plain": (
-            "Configs not to serve with",
-            "Plain decoding needs no setting. Costs differ between engines: with these the best candidate can be "
-            "measured there, nothing more.",
-        ),
-        "insufficient-data": (
-            "Configs not to serve with yet",
-            "Nothing to set so far. Costs differ between engines: with these the best candidate can be measured there.",
-        ),
-    }[recommendation.verdict]
-    return "\n\n".join([f"## {title}\n\n{lead}", *map(_config, configs)])
-
-
 def _config(config: EngineConfig) -> str:
     notes = "; ".join([*config.notes, *config.warnings])
     read = {name: text for name, text in config.files.items() if name in config.text}
     files = "".join(f"`{name}`:\n\n```{name.split('.')[-1]}\n{text}```\n\n" for name, text in read.items())
+    length = "An unknown number of" if config.acceptance_length is None else f"{config.acceptance_length:.2f}"
     return (
         f"{labels.config_heading(config.engine, config.checked_against)}\n\n"
         f"{block(config.text, config.language)}\n\n{files}"
-        f"{_length_text(config)} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
+        f"{length} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
     )
-
-
-def _length_text(config: EngineConfig) -> str:
-    return "An unknown number of" if config.acceptance_length is None else f"{config.acceptance_length:.2f}"
 
 
 def _fallback(recommendation: Recommendation) -> str:
@@ -155,44 +146,19 @@ def _fallback(recommendation: Recommendation) -> str:
     )
 
 
-def _reasons(recommendation: Recommendation) -> str:
-    return "## Why\n\n" + "\n".join(f"- {reason}" for reason in recommendation.reasons)
-
-
-def _temperatures(answers: Sequence[TemperatureAnswer]) -> str:
-    rows = [
-        (f"{a.temperature:g}", a.verdict, a.best_candidate.draft, str(a.best_candidate.num_speculative_tokens),
-         interval_text(a.speedup, "×"))
-        for a in answers
-    ]  # fmt: skip
-    return "## By temperature\n\n" + table(("T", "verdict", "best candidate", "K", "speed-up [95%]"), rows)
-
-
-def _categories(answers: Sequence[CategoryAnswer]) -> str:
-    rows = [
-        (a.category, str(a.prompts), "no data" if a.acceptance_length is None else f"{a.acceptance_length:.2f}",
-         "no data" if a.speedup is None else interval_text(a.speedup, "×"), a.published or "")
-        for a in answers
-    ]  # fmt: skip
-    header = ("category", "prompts", "tokens per round", "speed-up [95%]", "published elsewhere")
-    note = (
-        "The best candidate on each kind of text. Few prompts each: the intervals are wide, and none of them decides."
-    )
-    return f"## By category\n\n{note}\n\n{table(header, rows)}"
-
-
-def _loads(answers: Sequence[LoadAnswer]) -> str:
-    rows = [
-        (str(a.batch), str(a.context_tokens), a.verdict, a.draft, str(a.num_speculative_tokens),
-         interval_text(a.speedup, "×"))
-        for a in answers
-    ]  # fmt: skip
-    note = (
-        "Larger batches are priced as rounds in step under a full queue, each sequence at its own number of "
-        "proposals, with the loop's overhead of batch 1."
-    )
-    header = ("batch", "context", "verdict", "best candidate", "K", "speed-up [95%]")
-    return f"## By load\n\n{note}\n\n{table(header, rows)}"
+def _breakdowns(recommendation: Recommendation) -> Iterator[str]:
+    """The best candidate by temperature, by category and, where there are several, by load."""
+    answers = [(a, a.best_candidate) for a in recommendation.by_temperature]
+    best = [(f"{a.temperature:g}", a.verdict, c.draft, c.num_speculative_tokens, a.speedup) for a, c in answers]
+    yield table("By temperature", ("T", "verdict", "best candidate", "K", "speed-up [95%]"), best)
+    kinds = ("category", "prompts", "tokens per round", "speed-up [95%]", "published elsewhere")
+    best_on = recommendation.by_category
+    rows = [(c.category, c.prompts, c.acceptance_length, c.speedup, c.published or "") for c in best_on]
+    yield table("By category", kinds, rows, _BY_CATEGORY)
+    if len(recommendation.by_load) > 1:
+        loads = ("batch", "context", "verdict", "best candidate", "K", "speed-up [95%]")
+        by_load = [[getattr(answer, name) for name in answer.__slots__] for answer in recommendation.by_load]
+        yield table("By load", loads, by_load, _BY_LOAD)
 
 
 def _confirmed(confirmation: Confirmation) -> str:
@@ -207,8 +173,12 @@ def _confirmed(confirmation: Confirmation) -> str:
     )
     held = "" if inside is None else f" The predicted interval held {inside:.2f} of the measured figures."
     changed = "" if not (line := machine_change(confirmation)) else f" {line[0].upper()}{line[1:]}."
-    rows = map(_confirmed_row, confirmation.settings)
-    return f"## Predicted against measured\n\n{note}{held}{changed}\n\n{table(header, rows)}"
+    rows = [
+        (s.draft, s.num_speculative_tokens, f"{s.temperature:g}", s.predicted, f"{s.replayed_speedup:.2f}×", s.measured,
+         s.measured_tokens, f"{s.method_error:.3f}")
+        for s in confirmation.settings
+    ]  # fmt: skip
+    return table("Predicted against measured", header, rows, note + held + changed)
 
 
 def machine_change(confirmation: Confirmation) -> str | None:
@@ -216,22 +186,8 @@ def machine_change(confirmation: Confirmation) -> str | None:
     ratio = confirmation.plain_step_ratio
     if max(ratio, 1 / ratio) <= _MACHINE_CHANGED:
         return None
-    return (
-        f"plain steps took {ratio:.2f} times as long as while profiling: the machine changed, which no prediction knows"
-    )
-
-
-def _confirmed_row(setting: ConfirmedSetting) -> tuple[str, ...]:
-    return (
-        setting.draft,
-        str(setting.num_speculative_tokens),
-        f"{setting.temperature:g}",
-        interval_text(setting.predicted, "×"),
-        f"{setting.replayed_speedup:.2f}×",
-        interval_text(setting.measured, "×"),
-        str(setting.measured_tokens),
-        f"{setting.method_error:.3f}",
-    )
+    took = f"plain steps took {ratio:.2f} times as long as while profiling"
+    return f"{took}: the machine changed, which no prediction knows"
 
 
 def _candidates(recommendation: Recommendation) -> str:
@@ -241,31 +197,13 @@ def _candidates(recommendation: Recommendation) -> str:
     count = len(recommendation.candidates)
     note = f"The fastest {len(shown)} of {count}. " if len(shown) < count else ""
     note += "Each with its own interval, which does not allow for the best having been chosen."
-    return f"## What was tried\n\n{note}\n\n{table(header, map(_candidate, shown))}"
+    return table("What was tried", header, map(_candidate, shown), note)
 
 
-def _pictures(pictures: Mapping[str, str]) -> list[str]:
-    texts = {
-        "speedup": "Speed-up against K, with intervals and what was measured",
-        "acceptance": "Acceptance by position in the round",
-        "round": "What a round's time goes into",
-    }
-    return [f"![{texts[name]}]({quote(file)})" for name, file in pictures.items()]
-
-
-def _candidate(candidate: Candidate) -> tuple[str, ...]:
-    return (
-        candidate.draft,
-        str(candidate.num_speculative_tokens),
-        f"{candidate.temperature:g}",
-        interval_text(candidate.acceptance_length),
-        *(f"{seconds:.4f} s" for seconds in (candidate.verify_s, candidate.draft_s, candidate.round_s)),
-        interval_text(candidate.speedup, "×"),
-    )
-
-
-def _how_sure(recommendation: Recommendation) -> str:
-    return "## How sure\n\n" + "\n".join(f"- {line}" for line in [*_limits(recommendation), *_doubts(recommendation)])
+def _candidate(c: Candidate) -> tuple[object, ...]:
+    times = (f"{seconds:.4f} s" for seconds in (c.verify_s, c.draft_s, c.round_s))
+    length = interval_text(c.acceptance_length)
+    return c.draft, c.num_speculative_tokens, f"{c.temperature:g}", length, *times, c.speedup
 
 
 def _limits(recommendation: Recommendation) -> Iterator[str]:
@@ -295,41 +233,29 @@ def _doubts(recommendation: Recommendation) -> Iterator[str]:
     if accuracy.worst_round_error is not None:
         yield f"Parts measured apart miss rounds measured whole by {accuracy.worst_round_error:.3f} at worst."
     for fit in recommendation.formula:
+        promised = f"promised {fit.promised_speedup:.2f}× at K = {fit.chosen_k}"
+        real = f"replay and measured costs say {fit.replayed_speedup:.2f}× there"
+        advice = f"{promised}; {real}" if fit.chosen_k else "chosen plain decoding"
         yield (
             f"One α in (1 − α^(K+1))/(1 − α) for {fit.draft} at T = {fit.temperature:g}: {fit.alpha:.2f}, it "
             f"{fit.verdict}, off by {fit.largest_error:.3f} of the tokens per round at K = {fit.largest_error_at}. "
-            + _formula_advice(fit)
+            f"With a cost ratio it would have {advice}."
         )
     yield from (f"{notice.code}: {notice.message}; {notice.advice}." for notice in recommendation.warnings)
 
 
-def _formula_advice(fit: FormulaFit) -> str:
-    if fit.chosen_k == 0:
-        return "With a cost ratio it would have chosen plain decoding."
-    return (
-        f"With a cost ratio it would have promised {fit.promised_speedup:.2f}× at K = {fit.chosen_k}; replay and "
-        f"measured costs say {fit.replayed_speedup:.2f}× there."
-    )
-
-
 def _applies_to(recommendation: Recommendation) -> str:
     applies = recommendation.applies_to
+    length = f"up to {applies.max_new_tokens} new tokens"
     versions = ", ".join(f"{name} {version}" for name, version in applies.versions.items())
     rows = [
         (labels.TARGET, applies.target),
         ("hardware", f"{applies.hardware}; {applies.device}, {applies.threads} threads, {applies.dtype}"),
         ("engine", f"{applies.engine} ({versions})"),
         ("load", f"batch {applies.batch}, {applies.context_tokens} tokens of context"),
-        (
-            "workload",
-            f"{applies.workload}, {applies.profiled_prompts} prompts, up to {applies.max_new_tokens} new tokens",
-        ),
+        ("workload", f"{applies.workload}, {applies.profiled_prompts} prompts, {length}"),
         ("sampling", f"top_p {applies.top_p:g}, top_k {applies.top_k}"),
         (labels.MEASURED, applies.profile_created_at),
     ]
-    return (
-        "## What it applies to\n\n"
-        + table(("", ""), rows)
-        + "\n\nAnother model, draft, text, temperature, batch, context, engine or machine can change the answer: "
-        "profile again."
-    )
+    again = "Another model, draft, text, temperature, batch, context, engine or machine can change the answer"
+    return f"{table('What it applies to', ('', ''), rows)}\n\n{again}: profile again."

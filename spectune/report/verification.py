@@ -4,37 +4,22 @@ From the very profile it was written from, every line must follow; from a later 
 """
 
 import difflib
-from dataclasses import dataclass
 
 from spectune.errors import ConfigError
 from spectune.report.labels import ADVICE, FIGURES, MEASURED, TARGET, headlined_verdict
 from spectune.report.markdown import blocks, pairs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """`differences` of the advice, or of lines where both are of one profile; `figures` that a later profile moved."""
-
-    follows: bool
-    differences: list[str]
-    figures: list[str]
-
-
-def verification(
-    written: str,  # a skill
-    now: str,  # the one that the profile gives
-) -> Verification:
-    """Raises: ConfigError where the first is no skill."""
+def verification(written: str, now: str) -> tuple[bool, list[str]]:  # a skill, and the one that the profile gives
+    """Whether it follows, and what differs, figures that moved too. Raises: ConfigError for what is no skill."""
     before, after = _settings(written), _settings(now)
     if before[MEASURED] == after[MEASURED]:
         lines = difflib.unified_diff(written.splitlines(), now.splitlines(), "skill", "profile", n=0, lineterm="")
-        return Verification(
-            follows=written == now, differences=[line for line in lines if line[:2] != "@@"], figures=[]
-        )
+        return written == now, [line for line in lines if line[:2] != "@@"]
     differences = _changes(before, after, (TARGET, "verdict", *ADVICE))
     if not differences and after["verdict"] == "speculate" and blocks(written)[:-1] != blocks(now)[:-1]:
         differences = ["the configs to paste"]  # the last block tells how to profile
-    return Verification(follows=not differences, differences=differences, figures=_changes(before, after, FIGURES))
+    return not differences, differences + _changes(before, after, FIGURES)
 
 
 def _settings(skill: str) -> dict[str, str]:

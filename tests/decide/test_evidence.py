@@ -8,7 +8,7 @@ import pytest
 from spectune.choice import Choice, Shape, chain
 from spectune.decide.evidence import acceptance_lengths_by_rule, profiled_evidence, replayed
 from spectune.decide.round_costs import round_costs
-from spectune.decide.trials import trials
+from spectune.decide.selection import trials
 from spectune.errors import ConfigError, ProfileError
 from spectune.profile import schemas
 from spectune.profile.costs import CostCells
