@@ -73,7 +73,7 @@ def recommendation_object(decided: "Recommendation", configs: list["EngineConfig
 
 def _engines_of(path: Path) -> list[str]:
     from spectune.engines.catalogue import ENGINES
-    from spectune.report.labels import headed_engines
+    from spectune.report.verification import headed_engines
 
     named = headed_engines(_read_skill(path))
     return [name for name, engine in ENGINES.items() if engine.name in named]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spectune import stats
 from spectune.choice import Choice, chain
 from spectune.decide.evidence import Counts, DraftEvidence, profiled_evidence, replayed
 from spectune.decide.round_costs import RoundCosts, RoundTimes, round_costs
@@ -12,21 +13,13 @@ from spectune.profile.costs import CostCells
 from spectune.profile.manifest import Load, Settings
 from spectune.profile.store import Profile
 from spectune.replay import Floats, Replay, RowCounts
-from spectune.stats import (
-    Interval,
-    effective_prompts,
-    log_ratio_influence,
-    log_ratio_interval,
-    log_t_interval,
-    root_sum_square,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
     """What complete rounds accept; all rounds where no text is long enough for one."""
 
-    length: Interval  # tokens a round, bonus included
+    length: stats.Interval  # tokens a round, bonus included
     clock_length: float  # tokens over rounds as a clock sees them: ended texts cut their last round short
     length_influence: Floats  # [prompts] of each prompt on log length
     reached: Floats  # [K, prompts] rounds in which verification reached a position
@@ -62,7 +55,7 @@ class Spread:
     @property
     def log_error(self) -> float:
         """Standard error of log speed-up, prompts and cost samples included."""
-        return float(np.hypot(root_sum_square(self.prompts), np.std(self.costs)))
+        return float(np.hypot(stats.root_sum_square(self.prompts), np.std(self.costs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +66,7 @@ class Setting:
     load: Load
     evidence: DraftEvidence
     costs: RoundCosts
-    speedup: Interval
+    speedup: stats.Interval
     acceptance: Acceptance
     round: RoundTimes
     texts: RowCounts  # [prompts]
@@ -102,7 +95,7 @@ class Setting:
     @property
     def effective_prompts(self) -> float:
         """How many equally long prompts would say as much."""
-        return effective_prompts(self.texts.rounds)
+        return stats.effective_prompts(self.texts.rounds)
 
 
 def fit_settings(profile: Profile, cells: CostCells, loads: Sequence[Load] = ()) -> list[Setting]:
@@ -148,21 +141,23 @@ def _setting(counts: Counts, k: int, load: Load, costs: RoundCosts, folds: Seque
     )
 
 
-def speedup_with_spread(rows: RowCounts, costs: RoundCosts, folds: Sequence[RoundCosts]) -> tuple[Interval, Spread]:
+def speedup_with_spread(
+    rows: RowCounts, costs: RoundCosts, folds: Sequence[RoundCosts]
+) -> tuple[stats.Interval, Spread]:
     """Speed-up over plain decoding, pooled over texts, with the interval that prompts and cost samples give it."""
     draws = costs.log_speedups(rows)
-    point, prompts = float(np.exp(draws[0])), log_ratio_influence(rows.emitted, costs.seconds(rows))
+    point, prompts = float(np.exp(draws[0])), stats.log_ratio_influence(rows.emitted, costs.seconds(rows))
     sides = np.stack([np.exp(side.log_speedups(rows)) / point for side in folds], axis=1)
     spread = Spread(prompts=prompts, costs=draws[1:] - draws[0], folds=sides)
-    return log_t_interval(point, spread.log_error, effective_prompts(rows.rounds)), spread
+    return stats.log_t_interval(point, spread.log_error, stats.effective_prompts(rows.rounds)), spread
 
 
 def _acceptance(counted: Replay, rows: RowCounts, k: int) -> Acceptance:
     emitted, rounds, accepted = (values[k - 1] for values in (counted.emitted, counted.rounds, counted.accepted))
     return Acceptance(
-        length=log_ratio_interval(emitted, rounds),
+        length=stats.log_ratio_interval(emitted, rounds),
         clock_length=float(rows.emitted.sum()) / float(rows.rounds.sum()),
-        length_influence=log_ratio_influence(emitted, rounds),
+        length_influence=stats.log_ratio_influence(emitted, rounds),
         reached=counted.reached[k - 1, :k],
         accepted=accepted[:k],
         proposing_rounds=float(counted.rounds_by_shape[k - 1, 1:].sum()),

@@ -16,11 +16,7 @@ from spectune.profile.store import Profile
 
 
 def recommend(profile: Profile, temperature: float | None = None) -> Recommendation:
-    """The answer at `temperature`: by default the target's own, else the lowest measured.
-
-    Raises: ConfigError for a temperature that was not measured; InsufficientDataError where no complete
-    round was recorded.
-    """
+    """The answer at a measured temperature, by default the target's own, else the lowest. Raises: SpectuneError."""
     measured, cells = profile.manifest.settings, CostCells.of(profile.costs)
     headline = _headline_temperature(measured, temperature)
     everywhere = fit_settings(profile, cells, measured.loads)

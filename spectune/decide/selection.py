@@ -1,6 +1,4 @@
-"""Which candidate, and whether it may be believed: choosing the best of many flatters it, so the gate and the quoted
-figure allow for the choice. And what a confirming run decodes with.
-"""
+"""Which candidate, and whether it may be believed although it was chosen; and what a confirming run decodes with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

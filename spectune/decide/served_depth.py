@@ -34,10 +34,9 @@ class ServedDepth:
 
 
 def served_depth(profile: Profile, telemetry: Telemetry, temperature: float, draft: str | None = None) -> ServedDepth:
-    """Beyond the K in use acceptance is not seen: the last position's conditional rate is taken to go on.
+    """Beyond the K in use the last position's conditional rate is taken to go on; drafts count as the longest.
 
-    Drafts that vary in length count as the longest. Raises: InsufficientDataError without rates by position or at a K
-    that was not measured; ConfigError for another temperature or draft.
+    Raises: InsufficientDataError without rates by position or at a K that was not measured; ConfigError.
     """
     reached, last = _rates(telemetry)
     settings, k = _settings(profile, temperature, draft), len(reached)
