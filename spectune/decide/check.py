@@ -5,13 +5,14 @@ Acceptance is compared prompt by prompt. Absolute costs are compared between equ
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal, get_args
 
 import numpy as np
 
 from spectune.choice import Choice, chain
 from spectune.decide.comparison import Figure, Over, figures_of, measured_side
-from spectune.decide.fit import Setting, by_draft
+from spectune.decide.fit import Setting
 from spectune.decide.metrics import HEADLINES, PARTS, Part
 from spectune.decide.selection import choose
 from spectune.errors import ConfigError, ProfileError
@@ -82,7 +83,8 @@ def check(
     over = _over(changed)
     before = measured_side(baseline, also_baseline, baseline, over)
     after = measured_side(candidate, also_candidate, baseline, over)
-    chosen = [choose(group) for group in by_draft(before[0].settings.values()).values()]  # the best K
+    groups = groupby(before[0].settings.values(), key=lambda setting: (setting.draft, setting.temperature))
+    chosen = [choose(list(group)) for _, group in groups]  # the best K
     compared = [(setting, list(figures_of(before, after, setting, over != "plain"))) for setting in chosen]
     wanted = tuple(parts) or get_args(Part)
     chance = _beyond_chance([figure for _, figures in compared for figure in figures if figure.part in wanted])

@@ -89,6 +89,7 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
         return None
     runs, fitted = _runs_by_choice(confirmed.runs), {setting.choice: setting for setting in fitted_settings}
     evidence, another_time = confirmed_evidence(profile), unsteadiness(profile.costs, "plain")
+    plain_step_ratio = _plain_step_ratio(runs, fitted_settings)
     limit, decoded = record.max_new_tokens, [choice for choice in runs if choice.draft is not None]
     settings = [_confirmed(fitted, choice, evidence, runs, limit, another_time) for choice in decoded]
     errors = [setting.method_error for setting in settings]
@@ -104,7 +105,7 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
             always_one=float(np.median([setting.always_one_error for setting in settings])),
             geometric=float(np.median([setting.geometric_error for setting in settings])),
         ),
-        plain_step_ratio=_plain_step_ratio(runs, fitted_settings),
+        plain_step_ratio=plain_step_ratio,
     )
 
 

@@ -1,6 +1,6 @@
 """Profile → fitted settings: acceptance by replay, round times from measured cells, both with their spread."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ from spectune import stats
 from spectune.choice import Choice, chain
 from spectune.decide.evidence import Counts, DraftEvidence, profiled_evidence, replayed
 from spectune.decide.round_costs import RoundCosts, RoundTimes, round_costs
+from spectune.errors import ConfigError
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import Load, Settings
 from spectune.profile.store import Profile
@@ -53,9 +54,14 @@ class Spread:
     folds: Floats  # [folds, 2] speed-up under each fifth of the cost samples, and under the rest, over that of all
 
     @property
+    def prompt_error(self) -> float:
+        """Standard error of log speed-up for the prompts' sake."""
+        return stats.root_sum_square(self.prompts)
+
+    @property
     def log_error(self) -> float:
-        """Standard error of log speed-up, prompts and cost samples included."""
-        return float(np.hypot(stats.root_sum_square(self.prompts), np.std(self.costs)))
+        """Cost samples included."""
+        return float(np.hypot(self.prompt_error, np.std(self.costs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +110,11 @@ def fit_settings(profile: Profile, cells: CostCells, loads: Sequence[Load] = ())
     return priced_settings(counted, cells, profile.manifest.settings, loads)
 
 
-def by_draft(settings: Iterable[Setting]) -> dict[tuple[str, float], list[Setting]]:
-    """Those of each draft and temperature together."""
-    groups: dict[tuple[str, float], list[Setting]] = {}
-    for setting in settings:
-        groups.setdefault((setting.draft, setting.temperature), []).append(setting)
-    return groups
+def require_measured(temperature: float, measured: Sequence[float], remedy: str = "give one of these") -> None:
+    """Raises: ConfigError naming those that were."""
+    if temperature not in measured:
+        known = ", ".join(f"{t:g}" for t in sorted(measured))
+        raise ConfigError(f"temperature {temperature:g} was not measured; {known} were", remedy)
 
 
 def priced_settings(
@@ -118,9 +123,9 @@ def priced_settings(
     """Replayed rounds of each draft and temperature at the costs of each load."""
     settings: list[Setting] = []
     for counts in counted:
-        draft, greedy = counts.evidence.draft, counts.evidence.temperature == 0.0
         for load in loads or measured.loads[:1]:
-            costs, *folds = (round_costs(cells, draft, greedy, measured, load, fold) for fold in (None, 0, 1))
+            where = (cells, counts.evidence.draft, counts.evidence.temperature == 0.0, measured, load)
+            costs, folds = round_costs(*where), [round_costs(*where, 0), round_costs(*where, 1)]
             settings += [_setting(counts, k, load, costs, folds) for k in range(1, measured.max_k + 1)]
     return settings
 

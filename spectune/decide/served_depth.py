@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spectune.decide.evidence import draft_record
-from spectune.decide.fit import Setting, fit_settings
-from spectune.decide.selection import MIN_GAIN, choose, require_measured
+from spectune.decide.fit import Setting, fit_settings, require_measured
+from spectune.decide.selection import MIN_GAIN, choose
 from spectune.errors import InsufficientDataError
 from spectune.profile.costs import CostCells
 from spectune.profile.store import Profile
