@@ -1,11 +1,8 @@
 """Replay: what speculative decoding would have done on text that the target already wrote.
 
-Exact verification leaves the target's law untouched, so a recorded continuation *is* a speculative
-run's output; only which positions were accepted is open. Given the output, the j-th proposal of a round
-that starts at s is accepted with probability w(s, j) once it is reached. Two steps follow:
-`accept_probabilities_*` give w for each acceptance rule, `replay` carries round starts along.
-
-Arrays are time-major, [T, K, rows]: a row is one continuation, position 0 its first token.
+Exact verification leaves the target's law untouched, so a recorded continuation *is* a speculative run's output; only
+which positions were accepted is open: the j-th proposal of a round that starts at s with probability w(s, j), once it
+is reached. Arrays are time-major, [T, K, rows]: a row is one continuation, position 0 its first token.
 """
 
 from collections.abc import Sequence

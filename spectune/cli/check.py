@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from spectune.cli.files import write_whole
+from spectune.cli.options import argument, flag, option
 from spectune.decide.metrics import PARTS  # noqa: TID253 - a table that imports nothing
 from spectune.errors import ConfigError, InsufficientDataError, ProfileError, reason_of
 from spectune.profile.run import MAX_REGRESSION, read_run
@@ -25,29 +24,25 @@ _EXIT_CODES = {
 
 
 def check(
-    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", help="Directory of the profile to compare with.")],
-    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Directory of the profile to judge.")],
+    baseline: Annotated[Path, argument("BASELINE", "Directory of the profile to compare with.")],
+    candidate: Annotated[Path, argument("CANDIDATE", "Directory of the profile to judge.")],
     max_regression: Annotated[
-        float, typer.Option(metavar="SHARE", help="Largest change for the worse that passes, as a share.")
+        float, option("SHARE", "Largest change for the worse that passes, as a share.")
     ] = MAX_REGRESSION,
     run: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Run file whose max_regression allows some figures another change."),
+        Path | None, option("FILE", "Run file whose max_regression allows some figures another change.")
     ] = None,
     only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PART", help=f"Compare this part only: {', '.join(PARTS)}. Repeatable. Default: all."),
+        list[str] | None, option("PART", f"Compare this part only: {', '.join(PARTS)}. Repeatable. Default: all.")
     ] = None,
     also_baseline: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="A further profile of the baseline, for its costs. Repeatable."),
+        list[Path] | None, option("DIR", "A further profile of the baseline, for its costs. Repeatable.")
     ] = None,
     also_candidate: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="A further profile of the candidate, for its costs. Repeatable."),
+        list[Path] | None, option("DIR", "A further profile of the candidate, for its costs. Repeatable.")
     ] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write JUnit XML.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on stdout.")] = False,
+    junit: Annotated[Path | None, option("FILE", "Also write JUnit XML.")] = None,
+    as_json: Annotated[bool, flag("Print the findings as JSON on stdout.", "--json")] = False,
 ) -> int:
     """Compare two profiles: did acceptance or a cost get worse, beyond noise and beyond what is allowed.
 

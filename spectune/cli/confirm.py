@@ -6,43 +6,33 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from spectune.cli.options import argument, flag, option
 from spectune.errors import ConfigError
 
 
 def confirm(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a profile; the result joins it.")],
+    directory: Annotated[Path, argument("DIR", "Directory of a profile; the result joins it.")],
     draft: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SPEC", help="Draft to decode with. Repeatable. Default: the best at each temperature."),
+        list[str] | None, option("SPEC", "Draft to decode with. Repeatable. Default: the best at each temperature.")
     ] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option(metavar="T", help="Measured temperature. Repeatable. Default: all of them.")
+        list[float] | None, option("T", "Measured temperature. Repeatable. Default: all of them.")
     ] = None,
     num_speculative_tokens: Annotated[
         list[int] | None,
-        typer.Option(
-            "--num-speculative-tokens", "-k", metavar="K", help="K, in tokens. Repeatable. Default: 1, 2, 4, 8, chosen."
-        ),
+        option("K", "K, in tokens. Repeatable. Default: 1, 2, 4, 8, chosen.", "--num-speculative-tokens", "-k"),
     ] = None,
-    chosen_only: Annotated[bool, typer.Option("--chosen-only", help="Decode with the chosen K only.")] = False,
-    prompts: Annotated[
-        int | None, typer.Option(metavar="N", help="Held-out prompts to decode. Default: all of them.")
-    ] = None,
+    chosen_only: Annotated[bool, flag("Decode with the chosen K only.", "--chosen-only")] = False,
+    prompts: Annotated[int | None, option("N", "Held-out prompts to decode. Default: all of them.")] = None,
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Length of each text, in tokens. Default and at most: as recorded."),
+        int | None, option("N", "Length of each text, in tokens. Default and at most: as recorded.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="S", help="Seed of every random choice.")] = 0,
+    seed: Annotated[int, option("S", "Seed of every random choice.")] = 0,
     workload: Annotated[
-        str | None,
-        typer.Option(metavar="W", help="Where the prompts of a profile without text are. Default: where they were."),
+        str | None, option("W", "Where the prompts of a profile without text are. Default: where they were.")
     ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print predicted, replayed and measured as JSON.")] = False,
+    trust_remote_code: Annotated[bool, flag("Run code that comes with a checkpoint.", "--trust-remote-code")] = False,
+    as_json: Annotated[bool, flag("Print predicted, replayed and measured as JSON.", "--json")] = False,
 ) -> None:
     """Decode held-out prompts for real, plainly and speculatively by turns, and hold predictions against the clock."""
     from dataclasses import asdict

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from spectune.cli.files import write_whole
+from spectune.cli.options import argument, flag, option
 from spectune.errors import printable
 
 if TYPE_CHECKING:
@@ -14,25 +13,18 @@ if TYPE_CHECKING:
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a profile.")],
-    engine: Annotated[str, typer.Option(metavar="ENGINE", help="Engine that is to serve, such as vllm@0.32.")],
-    draft: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Another draft, measured or not: eagle3:MODEL, mtp …")
-    ] = None,
+    directory: Annotated[Path, argument("DIR", "Directory of a profile.")],
+    engine: Annotated[str, option("ENGINE", "Engine that is to serve, such as vllm@0.32.")],
+    draft: Annotated[str | None, option("SPEC", "Another draft, measured or not: eagle3:MODEL, mtp …")] = None,
     num_speculative_tokens: Annotated[
-        int | None, typer.Option("--num-speculative-tokens", "-k", metavar="K", help="Another K, in tokens.")
+        int | None, option("K", "Another K, in tokens.", "--num-speculative-tokens", "-k")
     ] = None,
-    tree_width: Annotated[
-        int, typer.Option(metavar="WIDTH", help="Proposals that follow each one, where the engine has trees.")
-    ] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Measured temperature. Default: as in recommend.")
-    ] = None,
+    tree_width: Annotated[int, option("WIDTH", "Proposals that follow each one, where the engine has trees.")] = 1,
+    temperature: Annotated[float | None, option("T", "Measured temperature. Default: as in recommend.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Directory for the files that the command reads, or could."),
+        Path | None, option("DIR", "Directory for the files that the command reads, or could.", "--output", "-o")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the config as JSON on stdout.")] = False,
+    as_json: Annotated[bool, flag("Print the config as JSON on stdout.", "--json")] = False,
 ) -> None:
     """Print what an engine takes for the recommended setting: its command and the files that it reads.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spectune.cli.options import flag, option
 from spectune.drafting_spec import DEFAULT_DRAFT
 from spectune.errors import ConfigError
 from spectune.profile.run import Run, read_run
@@ -25,91 +26,67 @@ _DEFAULTS = Run()
 
 def profile(
     context_of_call: typer.Context,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="DIR", help="Directory to save the profile in.")
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML file of these options; those given here come first.")
-    ] = None,
+    output: Annotated[str | None, option("DIR", "Directory to save the profile in.", "--output", "-o")] = None,
+    run: Annotated[Path | None, option("FILE", "YAML file of these options; those given here come first.")] = None,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="M", help="Target: hub id, local folder or .gguf. Default: the embedded SmolLM2-135M."),
+        str | None, option("M", "Target: hub id, local folder or .gguf. Default: the embedded SmolLM2-135M.")
     ] = None,
     draft: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help=f"Draft: a model, layers:N (the target's first N), or {DEFAULT_DRAFT}. Repeatable. Default: n-gram.",
+        option(
+            "SPEC",
+            f"Draft: a model, layers:N (the target's first N), or {DEFAULT_DRAFT}. Repeatable. Default: n-gram.",
         ),
     ] = None,
     workload: Annotated[
         str,
-        typer.Option(
-            metavar="W",
-            help="Prompts: builtin; FILE or FILE:COLUMN (.jsonl, .json, .csv, .tsv, .txt, also .gz); - for stdin; "
+        option(
+            "W",
+            "Prompts: builtin; FILE or FILE:COLUMN (.jsonl, .json, .csv, .tsv, .txt, also .gz); - for stdin; "
             "hf:DATASET:SPLIT:COLUMN.",
         ),
     ] = _DEFAULTS.workload,
     temperature: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="T", help="Sampling temperature, 0 = greedy. Repeatable. Default: 0, 1 and the target's own."
-        ),
+        option("T", "Sampling temperature, 0 = greedy. Repeatable. Default: 0, 1 and the target's own."),
     ] = None,
-    max_k: Annotated[
-        int, typer.Option(metavar="K", help="Largest num_speculative_tokens, in tokens.")
-    ] = _DEFAULTS.max_k,
+    max_k: Annotated[int, option("K", "Largest num_speculative_tokens, in tokens.")] = _DEFAULTS.max_k,
     max_new_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Length of each recorded continuation, in tokens.")
+        int, option("N", "Length of each recorded continuation, in tokens.")
     ] = _DEFAULTS.max_new_tokens,
     limit_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Where your own requests end, in tokens, if recording goes that far. Default: unknown."
-        ),
+        int | None, option("N", "Where your own requests end, in tokens, if recording goes that far. Default: unknown.")
     ] = None,
     batch: Annotated[
-        list[int] | None,
-        typer.Option(metavar="B", help="Also measure costs at this batch, in sequences. Repeatable. Always: 1."),
+        list[int] | None, option("B", "Also measure costs at this batch, in sequences. Repeatable. Always: 1.")
     ] = None,
     context: Annotated[
         list[int] | None,
-        typer.Option(
-            metavar="L", help="Also measure costs at this context, in tokens. Repeatable. Always: the workload's own."
-        ),
+        option("L", "Also measure costs at this context, in tokens. Repeatable. Always: the workload's own."),
     ] = None,
-    budget_s: Annotated[
-        float, typer.Option(metavar="S", help="Time for measuring costs, in seconds.")
-    ] = _DEFAULTS.budget_s,
+    budget_s: Annotated[float, option("S", "Time for measuring costs, in seconds.")] = _DEFAULTS.budget_s,
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick",
-            help="For CI: T = 0, up to K = 4, 32 tokens, 30 s for costs, wherever nothing else is asked for.",
-        ),
+        flag("For CI: T = 0, up to K = 4, 32 tokens, 30 s for costs, wherever nothing else is asked for.", "--quick"),
     ] = False,
     tape: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="Replay the drafts on the texts of this profile instead of recording its target again."
-        ),
+        option("DIR", "Replay the drafts on the texts of this profile instead of recording its target again."),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, cuda:1, …")] = _DEFAULTS.device,
-    dtype: Annotated[str, typer.Option(metavar="T", help="auto, float32, bfloat16 or float16.")] = _DEFAULTS.dtype,
-    seed: Annotated[int, typer.Option(metavar="S", help="Seed of every random choice.")] = _DEFAULTS.seed,
+    device: Annotated[str, option("D", "auto, cpu, cuda, cuda:1, …")] = _DEFAULTS.device,
+    dtype: Annotated[str, option("T", "auto, float32, bfloat16 or float16.")] = _DEFAULTS.dtype,
+    seed: Annotated[int, option("S", "Seed of every random choice.")] = _DEFAULTS.seed,
     no_text: Annotated[
-        bool, typer.Option("--no-text", help="Save hashes, counts and evidence only: no prompts, no outputs.")
+        bool, flag("Save hashes, counts and evidence only: no prompts, no outputs.", "--no-text")
     ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
-    ] = False,
+    trust_remote_code: Annotated[bool, flag("Run code that comes with a checkpoint.", "--trust-remote-code")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Measure anew what stands at DIR; discard a run of other settings there.")
+        bool, flag("Measure anew what stands at DIR; discard a run of other settings there.", "--force")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what it will take, in seconds, memory and disk; measure nothing.")
+        bool, flag("Tell what it will take, in seconds, memory and disk; measure nothing.", "--dry-run")
     ] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log each step on stderr.")] = False,
+    verbose: Annotated[bool, flag("Log each step on stderr.", "-v", "--verbose")] = False,
 ) -> None:
     """Measure target, drafts and machine on a workload, and save the evidence.
 

@@ -5,9 +5,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from spectune.cli.files import write_whole
+from spectune.cli.options import argument, flag, option
 from spectune.errors import ConfigError, InsufficientDataError
 
 if TYPE_CHECKING:
@@ -20,28 +19,19 @@ _DEFAULT = ", ".join(_ENGINES)
 
 
 def recommend(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a profile.")],
+    directory: Annotated[Path, argument("DIR", "Directory of a profile.")],
     temperature: Annotated[
-        float | None,
-        typer.Option(
-            metavar="T", help="Temperature of the headline verdict. Default: the target's own, else the lowest."
-        ),
+        float | None, option("T", "Temperature of the headline verdict. Default: the target's own, else the lowest.")
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="File to write the skill to.")
-    ] = DEFAULT_SKILL,
+    output: Annotated[Path, option("FILE", "File to write the skill to.", "--output", "-o")] = DEFAULT_SKILL,
     verify: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write nothing; say whether this skill still follows from the profile."),
+        Path | None, option("FILE", "Write nothing; say whether this skill still follows from the profile.")
     ] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ENGINE",
-            help=f"Engine to give a config for, such as {_ENGINES[0]}@0.32. Repeatable. Default: {_DEFAULT}.",
-        ),
+        option("ENGINE", f"Engine to give a config for, such as {_ENGINES[0]}@0.32. Repeatable. Default: {_DEFAULT}."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the recommendation as JSON on stdout.")] = False,
+    as_json: Annotated[bool, flag("Print the recommendation as JSON on stdout.", "--json")] = False,
 ) -> int:
     """Decide from a profile: which draft and K, up to which temperature, or plain decoding; write the skill.
 
@@ -83,7 +73,7 @@ def recommendation_object(decided: "Recommendation", configs: list["EngineConfig
 
 def _engines_of(path: Path) -> list[str]:
     from spectune.engines.catalogue import ENGINES
-    from spectune.report.labels import headed_engines
+    from spectune.report.verification import headed_engines
 
     named = headed_engines(_read_skill(path))
     return [name for name, engine in ENGINES.items() if engine.name in named]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from spectune.cli.options import argument, option
 
 if TYPE_CHECKING:
     from spectune.decide.recommendation import Recommendation
@@ -15,10 +15,9 @@ _NARROWEST = 10
 
 
 def show(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a profile.")],
+    directory: Annotated[Path, argument("DIR", "Directory of a profile.")],
     temperature: Annotated[
-        float | None,
-        typer.Option(metavar="T", help="Temperature to show. Default: the target's own, else the lowest."),
+        float | None, option("T", "Temperature to show. Default: the target's own, else the lowest.")
     ] = None,
 ) -> None:
     """Draw speed-up against K, acceptance by position and the time of a round, as text."""

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from spectune.cli.options import argument, flag, option
 from spectune.errors import ConfigError, EngineError, InsufficientDataError, reason_of
 
 if TYPE_CHECKING:
@@ -21,23 +20,16 @@ _ADDRESS = re.compile(r"[^/]+:\d+(?:/|$)|\w+://|[^/]*@")
 
 
 def telemetry(
-    source: Annotated[
-        str, typer.Argument(metavar="URL|FILE", help="A /metrics page, responses as JSON, or a log; - is stdin.")
-    ],
-    later: Annotated[
-        str | None, typer.Argument(metavar="[URL|FILE]", help="The same page later: figures of the time in between.")
-    ] = None,
+    source: Annotated[str, argument("URL|FILE", "A /metrics page, responses as JSON, or a log; - is stdin.")],
+    later: Annotated[str | None, argument("[URL|FILE]", "The same page later: figures of the time in between.")] = None,
     profile: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Profile whose costs tell whether K is too long, too short or right."),
+        Path | None, option("DIR", "Profile whose costs tell whether K is too long, too short or right.")
     ] = None,
-    draft: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="The draft served, of those profiled. Default: the best one.")
-    ] = None,
+    draft: Annotated[str | None, option("SPEC", "The draft served, of those profiled. Default: the best one.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Temperature whose round times are taken, of those profiled. [0]")
+        float | None, option("T", "Temperature whose round times are taken, of those profiled. [0]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on stdout.")] = False,
+    as_json: Annotated[bool, flag("Print the figures as JSON on stdout.", "--json")] = False,
 ) -> int:
     """Read what a server tells of its speculative decoding, old names and new, on the scale of spectune's own figures.
 

@@ -1,26 +1,24 @@
 """What a person sees while it runs: progress and tables on stderr, plain lines where that is no terminal."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spectune.decide.selection import choose  # noqa: TID253
+from spectune.choice import Choice
+from spectune.decide.check import Check
+from spectune.decide.confirmation import Confirmation, ConfirmedSetting
+from spectune.decide.fit import Setting
+from spectune.decide.formula import FormulaFit
+from spectune.decide.selection import choose
+from spectune.profile.manifest import Notice
+from spectune.report.ci import change_text, headline, name_of
 from spectune.report.markdown import interval_text
 from spectune.report.skill import formula_text, machine_change
-
-if TYPE_CHECKING:
-    from spectune.choice import Choice
-    from spectune.decide.check import Check, Finding
-    from spectune.decide.confirmation import Confirmation, ConfirmedSetting
-    from spectune.decide.fit import Setting
-    from spectune.decide.formula import FormulaFit
-    from spectune.profile.manifest import Notice
-
 
 _NARROW_COLUMNS = 72
 _SAY_EVERY_S = 30.0  # on a pipe
@@ -79,7 +77,7 @@ class TerminalProgress:
         self._stage = ""
 
 
-def show_settings(console: Console, settings: Sequence["Setting"], formula: Sequence["FormulaFit"]) -> None:
+def show_settings(console: Console, settings: Sequence[Setting], formula: Sequence[FormulaFit]) -> None:
     """A table for each draft and temperature; the chosen setting at a temperature is marked."""
     for fit in sorted(formula, key=lambda fit: fit.temperature):
         here = [setting for setting in settings if setting.temperature == fit.temperature]
@@ -96,7 +94,7 @@ def _table(*headers: str) -> Table:
     return table
 
 
-def _settings_table(settings: Sequence["Setting"], fastest: "Choice", narrow: bool) -> Table:
+def _settings_table(settings: Sequence[Setting], fastest: Choice, narrow: bool) -> Table:
     """Where it is narrow, without the times, 36 columns wide."""
     wide = ("K", "tokens/round", "verify", "draft", "speed-up", "[95%]", "")
     table = _table(*(("K", "tokens/round", "speed-up [95%]") if narrow else wide))
@@ -111,7 +109,7 @@ def _settings_table(settings: Sequence["Setting"], fastest: "Choice", narrow: bo
     return table
 
 
-def show_confirmation(confirmation: "Confirmation") -> None:
+def show_confirmation(confirmation: Confirmation) -> None:
     """On stdout: predicted, replayed and measured side by side, then the errors over all settings."""
     console = Console(highlight=False)
     groups: dict[tuple[float, str], list[ConfirmedSetting]] = {}
@@ -125,7 +123,7 @@ def show_confirmation(confirmation: "Confirmation") -> None:
     console.print("\n".join(_errors(confirmation)), markup=False, soft_wrap=True)
 
 
-def _errors(confirmation: "Confirmation") -> Iterator[str]:
+def _errors(confirmation: Confirmation) -> Iterator[str]:
     nulls, inside = confirmation.null_errors, confirmation.fraction_inside_interval
     worst = f"{confirmation.max_method_error:.1%} at worst"
     yield f"method error {confirmation.median_method_error:.1%} in the median, {worst}"
@@ -136,7 +134,7 @@ def _errors(confirmation: "Confirmation") -> Iterator[str]:
         yield changed
 
 
-def _confirmation_table(settings: Sequence["ConfirmedSetting"], narrow: bool) -> Table:
+def _confirmation_table(settings: Sequence[ConfirmedSetting], narrow: bool) -> Table:
     wide = ("K", "predicted [a run falls in]", "replayed", "measured [95%]", "error", "")
     table = _table(*(("K", "predicted", "replayed", "measured") if narrow else wide))
     for setting in settings:
@@ -150,16 +148,11 @@ def _confirmation_table(settings: Sequence["ConfirmedSetting"], narrow: bool) ->
     return table
 
 
-def show_check(check: "Check") -> None:
+def show_check(check: Check) -> None:
     """On stdout: the verdict, the figures that decide by draft and temperature, and what explains a change."""
-    from spectune.report.ci import change_text, headline, name_of
-
     console = Console(highlight=False)
     console.print(headline(check), style="bold", markup=False, soft_wrap=True)
-    groups: dict[Choice, list[Finding]] = {}
-    for finding in check.findings:
-        groups.setdefault(finding.choice, []).append(finding)
-    for choice, findings in groups.items():
+    for choice, findings in groupby(check.findings, key=lambda finding: finding.choice):
         title = f"\nT = {choice.temperature:g} · {choice.draft} · K = {choice.num_speculative_tokens}"
         console.print(title, markup=False, soft_wrap=True)
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -172,7 +165,7 @@ def show_check(check: "Check") -> None:
         console.print(f"not the same: {difference}", markup=False, soft_wrap=True)
 
 
-def show_warnings(console: Console, warnings: Sequence["Notice"]) -> None:
+def show_warnings(console: Console, warnings: Sequence[Notice]) -> None:
     """Each with its advice."""
     if warnings:
         console.print(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}")

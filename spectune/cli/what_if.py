@@ -4,31 +4,23 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
-
 from spectune.choice import LONGEST
+from spectune.cli.options import flag, option
 from spectune.errors import ConfigError
 
 
 def what_if(
-    alpha: Annotated[float, typer.Option(metavar="A", help="Acceptance at every position, from 0 to 1.")],
+    alpha: Annotated[float, option("A", "Acceptance at every position, from 0 to 1.")],
     cost_ratio: Annotated[
-        float | None, typer.Option(metavar="C", help="cost_q/cost_p: a draft step in plain steps of the target.")
+        float | None, option("C", "cost_q/cost_p: a draft step in plain steps of the target.")
     ] = None,
-    plain_s: Annotated[
-        float | None, typer.Option(metavar="X", help="Measured plain step, in seconds; goes with --round-s.")
-    ] = None,
+    plain_s: Annotated[float | None, option("X", "Measured plain step, in seconds; goes with --round-s.")] = None,
     round_s: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="Y",
-            help="Measured round, in seconds. One: at K = --max-k (1 if not given). Repeated: at K = 1, 2, …",
-        ),
+        option("Y", "Measured round, in seconds. One: at K = --max-k (1 if not given). Repeated: at K = 1, 2, …"),
     ] = None,
-    max_k: Annotated[
-        int | None, typer.Option(metavar="N", help="Largest K of the table, in tokens. Default: 16.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    max_k: Annotated[int | None, option("N", "Largest K of the table, in tokens. Default: 16.")] = None,
+    as_json: Annotated[bool, flag("Print JSON on stdout.", "--json")] = False,
 ) -> None:
     """Price a draft by the formula (1 − α^(K+1))/(1 − α), from a cost ratio or from measured times."""
     from spectune.speedup import best_row, break_even_alpha, fastest_row, speedup_rows

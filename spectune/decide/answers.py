@@ -104,11 +104,10 @@ def load_answers(decisions: Mapping[Load, Decision]) -> list[told.LoadAnswer]:
     """The best at each load, whether it is to be used or not."""
     return [
         told.LoadAnswer(
-            batch=load.batch,
-            context_tokens=load.context_tokens,
-            verdict=decision.verdict,
+            **load.model_dump(),
             draft=decision.setting.draft,
             num_speculative_tokens=decision.setting.num_speculative_tokens,
+            verdict=decision.verdict,
             speedup=decision.speedup,
         )
         for load, decision in decisions.items()

@@ -1,19 +1,18 @@
-"""Two profiles → what changed, part by part: a regression told apart from noise.
+"""Two profiles → what changed, part by part: a regression is beyond chance (Holm) and larger than allowed.
 
-Acceptance is compared prompt by prompt, which takes the spread between prompts out. Absolute costs are compared
-between equal machines only, ratios of costs between any. A figure has regressed where the change is beyond chance
-(Holm over all figures) and larger than allowed.
+Acceptance is compared prompt by prompt. Absolute costs are compared between equal machines only, ratios between any.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal, get_args
 
 import numpy as np
 
 from spectune.choice import Choice, chain
 from spectune.decide.comparison import Figure, Over, figures_of, measured_side
-from spectune.decide.fit import Setting, by_draft
+from spectune.decide.fit import Setting
 from spectune.decide.metrics import HEADLINES, PARTS, Part
 from spectune.decide.selection import choose
 from spectune.errors import ConfigError, ProfileError
@@ -31,24 +30,20 @@ _LEVEL = 0.02  # of one false alarm or more; the other half of it would be false
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One figure of one draft and temperature; `change` is relative to the baseline, with its 95% interval.
-
-    `headline` ones decide; the others explain, at `place` (a position, a category, a K). `more` says how many times
-    the data would settle a figure that is too noisy.
-    """
+    """One figure of one draft and temperature; headline ones decide, the others explain."""
 
     metric: str
     part: Part
     draft: str
     temperature: float
     num_speculative_tokens: int
-    place: str | None
+    place: str | None  # a position, a category, a K
     headline: bool
     status: Status
-    change: float | None
+    change: float | None  # relative to the baseline, with its 95% interval
     low: float | None
     high: float | None
-    more: float | None
+    more: float | None  # how many times the data would settle it
 
     @property
     def choice(self) -> Choice:
@@ -88,7 +83,8 @@ def check(
     over = _over(changed)
     before = measured_side(baseline, also_baseline, baseline, over)
     after = measured_side(candidate, also_candidate, baseline, over)
-    chosen = [choose(group) for group in by_draft(before.first.settings.values()).values()]  # the best K
+    groups = groupby(before[0].settings.values(), key=lambda setting: (setting.draft, setting.temperature))
+    chosen = [choose(list(group)) for _, group in groups]  # the best K
     compared = [(setting, list(figures_of(before, after, setting, over != "plain"))) for setting in chosen]
     wanted = tuple(parts) or get_args(Part)
     chance = _beyond_chance([figure for _, figures in compared for figure in figures if figure.part in wanted])
@@ -188,11 +184,9 @@ def _status(
 
 def _verdict(findings: Sequence[Finding]) -> Verdict:
     statuses = {finding.status for finding in findings if finding.headline}
-    if "regressed" in statuses:
-        return "regressed"
-    if "too-noisy" in statuses:
-        return "too-noisy"
-    return "ok" if statuses - {"not-comparable"} else "not-comparable"
+    order: tuple[Verdict, ...] = ("regressed", "too-noisy")
+    settled: Verdict = "ok" if statuses - {"not-comparable"} else "not-comparable"
+    return next((verdict for verdict in order if verdict in statuses), settled)
 
 
 def require_comparable(baseline: Manifest, candidate: Manifest) -> None:

@@ -1,8 +1,4 @@
-"""Predicted, replayed, measured: how wrong the profile's figures were when real decoding judged them.
-
-Two errors, kept apart. Method error: replay of the held-out prompts' own plain text with the profile's costs,
-against what a clock saw. Generalisation: whether the measured figure fell into the prediction interval.
-"""
+"""Predicted, replayed, measured: how wrong the profile's figures were when real decoding judged them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,25 +17,20 @@ from spectune.profile.store import Profile
 from spectune.profile.tables import numbers, rows_at
 from spectune.replay import Floats, RowCounts
 from spectune.speedup import expected_tokens, round_cost
-from spectune.stats import Interval, effective_prompts, log_ratio_influence, log_t_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmedSetting:
-    """One draft, K and temperature; speed-ups are over plain decoding, intervals are 95%.
-
-    predicted: from the profiled prompts, with the interval a run on this many other prompts should fall into.
-    replayed: from the held-out prompts' plain text. measured: decoded and timed, with its confidence interval.
-    """
+    """One draft, K and temperature; speed-ups are over plain decoding, intervals are 95%."""
 
     draft: str
     num_speculative_tokens: int
     temperature: float
-    predicted_speedup: float
+    predicted_speedup: float  # from the profiled prompts; a run on as many other prompts should fall between
     predicted_low: float | None
     predicted_high: float | None
-    replayed_speedup: float
-    measured_speedup: float
+    replayed_speedup: float  # from the held-out prompts' own plain text, with the profile's costs
+    measured_speedup: float  # decoded and timed, with its confidence interval
     measured_low: float | None
     measured_high: float | None
     measured_tokens: int
@@ -55,14 +46,14 @@ class ConfirmedSetting:
         return Choice(self.draft, chain(self.num_speculative_tokens), self.temperature)
 
     @property
-    def predicted(self) -> Interval:
+    def predicted(self) -> stats.Interval:
         """The prediction and where a run should fall."""
-        return Interval(estimate=self.predicted_speedup, low=self.predicted_low, high=self.predicted_high)
+        return stats.Interval(estimate=self.predicted_speedup, low=self.predicted_low, high=self.predicted_high)
 
     @property
-    def measured(self) -> Interval:
+    def measured(self) -> stats.Interval:
         """The measured figure with its confidence interval."""
-        return Interval(estimate=self.measured_speedup, low=self.measured_low, high=self.measured_high)
+        return stats.Interval(estimate=self.measured_speedup, low=self.measured_low, high=self.measured_high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +89,7 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
         return None
     runs, fitted = _runs_by_choice(confirmed.runs), {setting.choice: setting for setting in fitted_settings}
     evidence, another_time = confirmed_evidence(profile), unsteadiness(profile.costs, "plain")
+    plain_step_ratio = _plain_step_ratio(runs, fitted_settings)
     limit, decoded = record.max_new_tokens, [choice for choice in runs if choice.draft is not None]
     settings = [_confirmed(fitted, choice, evidence, runs, limit, another_time) for choice in decoded]
     errors = [setting.method_error for setting in settings]
@@ -113,7 +105,7 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
             always_one=float(np.median([setting.always_one_error for setting in settings])),
             geometric=float(np.median([setting.geometric_error for setting in settings])),
         ),
-        plain_step_ratio=_plain_step_ratio(runs, fitted_settings),
+        plain_step_ratio=plain_step_ratio,
     )
 
 
@@ -179,23 +171,23 @@ def predicted_speedup(
     costs: RoundCosts,
     prompts: int,
     another_time: float,  # what the machine changes by until then: a standard deviation of logs
-) -> Interval:
+) -> stats.Interval:
     """The population's speed-up on such texts, and where a run on so many other prompts falls."""
     seconds, draws = costs.seconds(rows), costs.log_speedups(rows)
     per_round = seconds.sum() / rows.rounds.sum()
     within = float(variance.sum()) * per_round**2 / seconds.sum() ** 2
-    influence = log_ratio_influence(rows.emitted, seconds)
+    influence = stats.log_ratio_influence(rows.emitted, seconds)
     error = stats.prediction_standard_error(influence, within, prompts)
     timings = float(np.var(draws[1:] - draws[0]))
-    weight = effective_prompts(rows.rounds)
+    weight = stats.effective_prompts(rows.rounds)
     error, degrees = stats.pooled([(error**2 + timings, weight - 1), (another_time**2, FOLDS - 1)])
-    return log_t_interval(float(np.exp(draws[0])), error, min(weight, degrees + 1))
+    return stats.log_t_interval(float(np.exp(draws[0])), error, min(weight, degrees + 1))
 
 
-def _measured(runs: pa.Table, plain: pa.Table) -> Interval:
+def _measured(runs: pa.Table, plain: pa.Table) -> stats.Interval:
     """Tokens per second over plain decoding's, on the same prompts; each prompt moves both."""
     parts = [(numbers(table["tokens"]), numbers(table["seconds"])) for table in (runs, plain)]
     (tokens, seconds), (plain_tokens, plain_seconds) = parts
-    influence = log_ratio_influence(tokens, seconds) - log_ratio_influence(plain_tokens, plain_seconds)
+    influence = stats.log_ratio_influence(tokens, seconds) - stats.log_ratio_influence(plain_tokens, plain_seconds)
     speedup = tokens.sum() / seconds.sum() * plain_seconds.sum() / plain_tokens.sum()
-    return log_t_interval(float(speedup), stats.root_sum_square(influence), effective_prompts(seconds))
+    return stats.log_t_interval(float(speedup), stats.root_sum_square(influence), stats.effective_prompts(seconds))

@@ -1,32 +1,26 @@
 """Profile → fitted settings: acceptance by replay, round times from measured cells, both with their spread."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from spectune import stats
 from spectune.choice import Choice, chain
 from spectune.decide.evidence import Counts, DraftEvidence, profiled_evidence, replayed
 from spectune.decide.round_costs import RoundCosts, RoundTimes, round_costs
+from spectune.errors import ConfigError
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import Load, Settings
 from spectune.profile.store import Profile
 from spectune.replay import Floats, Replay, RowCounts
-from spectune.stats import (
-    Interval,
-    effective_prompts,
-    log_ratio_influence,
-    log_ratio_interval,
-    log_t_interval,
-    root_sum_square,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
     """What complete rounds accept; all rounds where no text is long enough for one."""
 
-    length: Interval  # tokens a round, bonus included
+    length: stats.Interval  # tokens a round, bonus included
     clock_length: float  # tokens over rounds as a clock sees them: ended texts cut their last round short
     length_influence: Floats  # [prompts] of each prompt on log length
     reached: Floats  # [K, prompts] rounds in which verification reached a position
@@ -60,9 +54,14 @@ class Spread:
     folds: Floats  # [folds, 2] speed-up under each fifth of the cost samples, and under the rest, over that of all
 
     @property
+    def prompt_error(self) -> float:
+        """Standard error of log speed-up for the prompts' sake."""
+        return stats.root_sum_square(self.prompts)
+
+    @property
     def log_error(self) -> float:
-        """Standard error of log speed-up, prompts and cost samples included."""
-        return float(np.hypot(root_sum_square(self.prompts), np.std(self.costs)))
+        """Cost samples included."""
+        return float(np.hypot(self.prompt_error, np.std(self.costs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,7 @@ class Setting:
     load: Load
     evidence: DraftEvidence
     costs: RoundCosts
-    speedup: Interval
+    speedup: stats.Interval
     acceptance: Acceptance
     round: RoundTimes
     texts: RowCounts  # [prompts]
@@ -102,7 +101,7 @@ class Setting:
     @property
     def effective_prompts(self) -> float:
         """How many equally long prompts would say as much."""
-        return effective_prompts(self.texts.rounds)
+        return stats.effective_prompts(self.texts.rounds)
 
 
 def fit_settings(profile: Profile, cells: CostCells, loads: Sequence[Load] = ()) -> list[Setting]:
@@ -111,12 +110,11 @@ def fit_settings(profile: Profile, cells: CostCells, loads: Sequence[Load] = ())
     return priced_settings(counted, cells, profile.manifest.settings, loads)
 
 
-def by_draft(settings: Iterable[Setting]) -> dict[tuple[str, float], list[Setting]]:
-    """Those of each draft and temperature together."""
-    groups: dict[tuple[str, float], list[Setting]] = {}
-    for setting in settings:
-        groups.setdefault((setting.draft, setting.temperature), []).append(setting)
-    return groups
+def require_measured(temperature: float, measured: Sequence[float], remedy: str = "give one of these") -> None:
+    """Raises: ConfigError naming those that were."""
+    if temperature not in measured:
+        known = ", ".join(f"{t:g}" for t in sorted(measured))
+        raise ConfigError(f"temperature {temperature:g} was not measured; {known} were", remedy)
 
 
 def priced_settings(
@@ -125,9 +123,9 @@ def priced_settings(
     """Replayed rounds of each draft and temperature at the costs of each load."""
     settings: list[Setting] = []
     for counts in counted:
-        draft, greedy = counts.evidence.draft, counts.evidence.temperature == 0.0
         for load in loads or measured.loads[:1]:
-            costs, *folds = (round_costs(cells, draft, greedy, measured, load, fold) for fold in (None, 0, 1))
+            where = (cells, counts.evidence.draft, counts.evidence.temperature == 0.0, measured, load)
+            costs, folds = round_costs(*where), [round_costs(*where, 0), round_costs(*where, 1)]
             settings += [_setting(counts, k, load, costs, folds) for k in range(1, measured.max_k + 1)]
     return settings
 
@@ -148,21 +146,23 @@ def _setting(counts: Counts, k: int, load: Load, costs: RoundCosts, folds: Seque
     )
 
 
-def speedup_with_spread(rows: RowCounts, costs: RoundCosts, folds: Sequence[RoundCosts]) -> tuple[Interval, Spread]:
+def speedup_with_spread(
+    rows: RowCounts, costs: RoundCosts, folds: Sequence[RoundCosts]
+) -> tuple[stats.Interval, Spread]:
     """Speed-up over plain decoding, pooled over texts, with the interval that prompts and cost samples give it."""
     draws = costs.log_speedups(rows)
-    point, prompts = float(np.exp(draws[0])), log_ratio_influence(rows.emitted, costs.seconds(rows))
+    point, prompts = float(np.exp(draws[0])), stats.log_ratio_influence(rows.emitted, costs.seconds(rows))
     sides = np.stack([np.exp(side.log_speedups(rows)) / point for side in folds], axis=1)
     spread = Spread(prompts=prompts, costs=draws[1:] - draws[0], folds=sides)
-    return log_t_interval(point, spread.log_error, effective_prompts(rows.rounds)), spread
+    return stats.log_t_interval(point, spread.log_error, stats.effective_prompts(rows.rounds)), spread
 
 
 def _acceptance(counted: Replay, rows: RowCounts, k: int) -> Acceptance:
     emitted, rounds, accepted = (values[k - 1] for values in (counted.emitted, counted.rounds, counted.accepted))
     return Acceptance(
-        length=log_ratio_interval(emitted, rounds),
+        length=stats.log_ratio_interval(emitted, rounds),
         clock_length=float(rows.emitted.sum()) / float(rows.rounds.sum()),
-        length_influence=log_ratio_influence(emitted, rounds),
+        length_influence=stats.log_ratio_influence(emitted, rounds),
         reached=counted.reached[k - 1, :k],
         accepted=accepted[:k],
         proposing_rounds=float(counted.rounds_by_shape[k - 1, 1:].sum()),

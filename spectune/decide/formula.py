@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
 
-from spectune.decide.fit import Setting, by_draft
+from spectune.decide.fit import Setting
 from spectune.speedup import best_row, expected_tokens, fitted_alpha, log_slope, round_cost, speedup_rows
 from spectune.stats import Floats, t_quantile
 
@@ -34,7 +35,8 @@ class FormulaFit:
 
 def fit_formula(settings: Sequence[Setting]) -> list[FormulaFit]:
     """One fit for each draft and temperature; drafts that nothing is accepted of fit α = 0."""
-    return [_fit(group) for group in by_draft(settings).values()]
+    groups = groupby(settings, key=lambda setting: (setting.draft, setting.temperature))
+    return [_fit(list(group)) for _, group in groups]
 
 
 def _fit(group: Sequence[Setting]) -> FormulaFit:

@@ -4,23 +4,19 @@ from spectune.decide import answers
 from spectune.decide.confirmation import confirmation
 from spectune.decide.evidence import acceptance_lengths_by_rule
 from spectune.decide.fallback import fallback_rule
-from spectune.decide.fit import fit_settings
+from spectune.decide.fit import fit_settings, require_measured
 from spectune.decide.formula import fit_formula
 from spectune.decide.reasons import notices, reasons
 from spectune.decide.recommendation import Recommendation
 from spectune.decide.round_costs import cost_accuracy
-from spectune.decide.selection import decide_by_temperature, require_measured
+from spectune.decide.selection import decide_by_temperature
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import Settings
 from spectune.profile.store import Profile
 
 
 def recommend(profile: Profile, temperature: float | None = None) -> Recommendation:
-    """The answer at `temperature`: by default the target's own, else the lowest measured.
-
-    Raises: ConfigError for a temperature that was not measured; InsufficientDataError where no complete
-    round was recorded.
-    """
+    """The answer at a measured temperature, by default the target's own, else the lowest. Raises: SpectuneError."""
     measured, cells = profile.manifest.settings, CostCells.of(profile.costs)
     headline = _headline_temperature(measured, temperature)
     everywhere = fit_settings(profile, cells, measured.loads)
@@ -28,9 +24,10 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
     confirmed, formula = confirmation(profile, settings), fit_formula(settings)
     decided = decide_by_temperature(settings, confirmed)
     decision, here = decided[headline], [setting for setting in everywhere if setting.temperature == headline]
+    fallback, why = fallback_rule(decision, measured.max_new_tokens)
+    lengths = acceptance_lengths_by_rule(decision.setting.evidence, decision.setting.num_speculative_tokens)
     answer = answers.temperature_answer(decision)
     best, by_load = answer.best_candidate, answers.load_answers(answers.decide_by_load(decision, here))
-    fallback, why = fallback_rule(decision, measured.max_new_tokens)
     return Recommendation(
         **{name: getattr(answer, name) for name in answer.__slots__},
         break_even_alpha=best.break_even_alpha,
@@ -44,7 +41,7 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
         candidates=[answers.candidate_of(setting) for setting in settings],
         applies_to=answers.applies_to(profile),
         temperature_gate=answers.temperature_gate(settings, decision, decided, confirmed),
-        acceptance_length_by_rule=acceptance_lengths_by_rule(decision.setting.evidence, best.num_speculative_tokens),
+        acceptance_length_by_rule=lengths,
         padded_drafts=profile.manifest.padded_drafts,
         formula=formula,
         accuracy=cost_accuracy(profile, cells),

@@ -67,12 +67,25 @@ def _flips(answers: Sequence[LoadAnswer], axis: str) -> Iterator[str]:
                 yield f"between {axis} {low} ({before.verdict}) and {high} ({after.verdict}) it turns, at {at}"
 
 
-def notices(decision: Decision, settings: Sequence[Setting], formula: Sequence[FormulaFit]) -> list[Notice]:
+def notices(decision: Decision, settings: Sequence[Setting], formula: Sequence[FormulaFit]) -> Iterator[Notice]:
     """What makes the figures of little worth, or others' advice wrong."""
-    best = decision.setting
-    dead = [_dead(s) for s in settings if s.num_speculative_tokens == 1 and s.acceptance.accepted_tokens == 0]
-    own = [fit for fit in formula if (fit.draft, fit.temperature) == (best.draft, best.temperature)]
-    return [*dead, *_few(best), *_misleading(own), *_noisy(decision), *_unconfirmed(decision)]
+    best, predicted, decoded = decision.setting, decision.speedup.low, decision.decoded
+    yield from (_dead(s) for s in settings if s.num_speculative_tokens == 1 and s.acceptance.accepted_tokens == 0)
+    if best.effective_prompts < FEW_EFFECTIVE_PROMPTS:
+        message = f"the figures rest on {best.effective_prompts:.0f} effective prompts"
+        yield Notice(code="few-prompts", message=message, advice=f"give {FEW_EFFECTIVE_PROMPTS} or more")
+    for fit in formula:
+        if fit.verdict == "misleads" and (fit.draft, fit.temperature) == (best.draft, best.temperature):
+            off = f"it is off by {fit.largest_error:+.0%} at K = {fit.largest_error_at} for {fit.draft}"
+            message = f"with its best α = {fit.alpha:.2f} {off}, beyond chance"
+            yield Notice(code="formula", message=message, advice="trust the replayed tokens per round instead")
+    if decision.noisy:
+        message = "the timings are too noisy to decide: they widen the interval more than the prompts do"
+        advice = "profile on a quiet machine, or with more --budget-s"
+        yield Notice(code="noisy-costs", message=message, advice=advice)
+    if decoded and predicted is not None and predicted > MIN_GAIN and decoded.measured_speedup <= MIN_GAIN:
+        message = f"real decoding of held-out prompts gained {decoded.measured_speedup:.2f}× only"
+        yield Notice(code="unconfirmed", message=message, advice="profile more prompts and confirm again")
 
 
 def _dead(setting: Setting) -> Notice:
@@ -84,31 +97,3 @@ def _dead(setting: Setting) -> Notice:
     if setting.evidence.drafting.weights == "none":
         advice = "the outputs repeat nothing of the prompts; n-gram drafts do not suit this workload"
     return Notice(code="dead-draft", message=message, advice=advice)
-
-
-def _few(best: Setting) -> Iterator[Notice]:
-    if best.effective_prompts < FEW_EFFECTIVE_PROMPTS:
-        message = f"the figures rest on {best.effective_prompts:.0f} effective prompts"
-        yield Notice(code="few-prompts", message=message, advice=f"give {FEW_EFFECTIVE_PROMPTS} or more")
-
-
-def _misleading(formula: Sequence[FormulaFit]) -> Iterator[Notice]:
-    for fit in formula:
-        if fit.verdict == "misleads":
-            off = f"it is off by {fit.largest_error:+.0%} at K = {fit.largest_error_at} for {fit.draft}"
-            message = f"with its best α = {fit.alpha:.2f} {off}, beyond chance"
-            yield Notice(code="formula", message=message, advice="trust the replayed tokens per round instead")
-
-
-def _noisy(decision: Decision) -> Iterator[Notice]:
-    if decision.noisy:
-        message = "the timings are too noisy to decide: they widen the interval more than the prompts do"
-        advice = "profile on a quiet machine, or with more --budget-s"
-        yield Notice(code="noisy-costs", message=message, advice=advice)
-
-
-def _unconfirmed(decision: Decision) -> Iterator[Notice]:
-    predicted, decoded = decision.speedup.low, decision.decoded
-    if decoded and predicted is not None and predicted > MIN_GAIN and decoded.measured_speedup <= MIN_GAIN:
-        message = f"real decoding of held-out prompts gained {decoded.measured_speedup:.2f}× only"
-        yield Notice(code="unconfirmed", message=message, advice="profile more prompts and confirm again")

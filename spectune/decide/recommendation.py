@@ -82,10 +82,7 @@ class CategoryAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadAnswer:
-    """The answer at one batch and context, the temperature being the headline's.
-
-    Batches above 1 are priced as rounds in step under a full queue, with the overhead of batch 1.
-    """
+    """The answer at one batch and context; larger batches are rounds in step, with the overhead of batch 1."""
 
     batch: int
     context_tokens: int

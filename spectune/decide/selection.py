@@ -1,6 +1,4 @@
-"""Which candidate, and whether it may be believed: choosing the best of many flatters it, so the gate and the quoted
-figure allow for the choice. And what a confirming run decodes with.
-"""
+"""Which candidate, and whether it may be believed although it was chosen; and what a confirming run decodes with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +9,12 @@ import numpy as np
 from spectune.choice import Choice, chain
 from spectune.decide.confirmation import Confirmation, ConfirmedSetting
 from spectune.decide.evidence import draft_record
-from spectune.decide.fit import Setting
+from spectune.decide.fit import Setting, require_measured
 from spectune.drafting_spec import draft_spec
 from spectune.errors import ConfigError
 from spectune.profile.costs import FOLDS
 from spectune.profile.store import Profile
-from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Floats, Interval, max_t_quantile, root_sum_square, t_quantile
+from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Floats, Interval, max_t_quantile, t_quantile
 
 MIN_GAIN = 1.05
 _TIE = 0.01
@@ -69,9 +67,7 @@ def heeding(decoded: ConfirmedSetting | None, verdict: Verdict) -> Verdict:
 
 def _timings_leave_open(speedup: Interval, setting: Setting) -> bool:
     """Whether the interval holds the bound, and for the timings' sake: a quiet machine may turn the answer."""
-    return bool(speedup.holds(MIN_GAIN)) and bool(
-        np.std(setting.spread.costs) > root_sum_square(setting.spread.prompts)
-    )
+    return bool(speedup.holds(MIN_GAIN)) and bool(np.std(setting.spread.costs) > setting.spread.prompt_error)
 
 
 def verdict_of(speedup: Interval, effective_prompts: float) -> Verdict:
@@ -149,10 +145,3 @@ def trials(
             usual = [] if chosen_only else [k for k in _USUAL if k <= longest]
             choices += [Choice(spec, chain(k), temperature) for k in depths or sorted({*usual, best})]
     return list(dict.fromkeys(choices))
-
-
-def require_measured(temperature: float, measured: Sequence[float], remedy: str = "give one of these") -> None:
-    """Raises: ConfigError naming those that were."""
-    if temperature not in measured:
-        known = ", ".join(f"{t:g}" for t in sorted(measured))
-        raise ConfigError(f"temperature {temperature:g} was not measured; {known} were", remedy)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spectune.decide.evidence import draft_record
-from spectune.decide.fit import Setting, fit_settings
-from spectune.decide.selection import MIN_GAIN, choose, require_measured
+from spectune.decide.fit import Setting, fit_settings, require_measured
+from spectune.decide.selection import MIN_GAIN, choose
 from spectune.errors import InsufficientDataError
 from spectune.profile.costs import CostCells
 from spectune.profile.store import Profile
@@ -34,10 +34,9 @@ class ServedDepth:
 
 
 def served_depth(profile: Profile, telemetry: Telemetry, temperature: float, draft: str | None = None) -> ServedDepth:
-    """Beyond the K in use acceptance is not seen: the last position's conditional rate is taken to go on.
+    """Beyond the K in use the last position's conditional rate is taken to go on; drafts count as the longest.
 
-    Drafts that vary in length count as the longest. Raises: InsufficientDataError without rates by position or at a K
-    that was not measured; ConfigError for another temperature or draft.
+    Raises: InsufficientDataError without rates by position or at a K that was not measured; ConfigError.
     """
     reached, last = _rates(telemetry)
     settings, k = _settings(profile, temperature, draft), len(reached)

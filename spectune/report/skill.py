@@ -9,7 +9,7 @@ from spectune.decide.confirmation import Confirmation
 from spectune.decide.formula import FormulaFit
 from spectune.decide.recommendation import Candidate, Recommendation
 from spectune.engines.config import EngineConfig
-from spectune.report import labels
+from spectune.report import verification as words
 from spectune.report.markdown import block, bullets, interval_text, table
 
 _CANDIDATES_SHOWN = 24
@@ -70,15 +70,15 @@ def headline(recommendation: Recommendation) -> str:
     at = f"at T = {recommendation.temperature:g}"
     setting = f"{best.draft}, K = {best.num_speculative_tokens}"
     gain = f"{interval_text(recommendation.speedup, '×')} over plain decoding ({where})"
-    tried, meanwhile = f"the best setting tried, {setting}, reaches {gain}", f"{labels.DECODE_PLAINLY} meanwhile"
+    tried, meanwhile = f"the best setting tried, {setting}, reaches {gain}", f"{words.DECODE_PLAINLY} meanwhile"
     if recommendation.verdict == "speculate":
-        return f"{labels.SPECULATE} with {setting}, {at}: {gain}."
+        return f"{words.SPECULATE} with {setting}, {at}: {gain}."
     if recommendation.verdict == "plain":
-        return f"{labels.DECODE_PLAINLY} {at}: {tried}."
+        return f"{words.DECODE_PLAINLY} {at}: {tried}."
     if recommendation.refuted and recommendation.best_decoded:
         gained = f"gained {recommendation.best_decoded.measured_speedup:.2f}× when held-out prompts were decoded"
-        return f"{labels.NOT_CONFIRMED} {at}: {setting}, was to reach {gain}, but {gained}. {meanwhile}."
-    return f"{labels.UNDECIDED} {at}: {tried}. {meanwhile}."
+        return f"{words.NOT_CONFIRMED} {at}: {setting}, was to reach {gain}, but {gained}. {meanwhile}."
+    return f"{words.UNDECIDED} {at}: {tried}. {meanwhile}."
 
 
 def formula_text(fit: FormulaFit) -> str:
@@ -111,8 +111,8 @@ def _settings(recommendation: Recommendation) -> str:
     )
     figures = (recommendation.speedup, interval_text(recommendation.best_candidate.acceptance_length))
     rows = [
-        *zip(labels.ADVICE, advice, strict=True),
-        *zip(labels.FIGURES, figures, strict=True),
+        *zip(words.ADVICE, advice, strict=True),
+        *zip(words.FIGURES, figures, strict=True),
         ("break-even acceptance", "none: even a perfect draft loses" if alpha is None else f"{alpha:.2f}"),
     ]
     return table("Settings", ("setting", "value"), rows)
@@ -128,7 +128,7 @@ def _config(config: EngineConfig) -> str:
     files = "".join(f"`{name}`:\n\n```{name.split('.')[-1]}\n{text}```\n\n" for name, text in read.items())
     length = "An unknown number of" if config.acceptance_length is None else f"{config.acceptance_length:.2f}"
     return (
-        f"{labels.config_heading(config.engine, config.checked_against)}\n\n"
+        f"{words.config_heading(config.engine, config.checked_against)}\n\n"
         f"{block(config.text, config.language)}\n\n{files}"
         f"{length} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
     )
@@ -249,13 +249,13 @@ def _applies_to(recommendation: Recommendation) -> str:
     length = f"up to {applies.max_new_tokens} new tokens"
     versions = ", ".join(f"{name} {version}" for name, version in applies.versions.items())
     rows = [
-        (labels.TARGET, applies.target),
+        (words.TARGET, applies.target),
         ("hardware", f"{applies.hardware}; {applies.device}, {applies.threads} threads, {applies.dtype}"),
         ("engine", f"{applies.engine} ({versions})"),
         ("load", f"batch {applies.batch}, {applies.context_tokens} tokens of context"),
         ("workload", f"{applies.workload}, {applies.profiled_prompts} prompts, {length}"),
         ("sampling", f"top_p {applies.top_p:g}, top_k {applies.top_k}"),
-        (labels.MEASURED, applies.profile_created_at),
+        (words.MEASURED, applies.profile_created_at),
     ]
     again = "Another model, draft, text, temperature, batch, context, engine or machine can change the answer"
     return f"{table('What it applies to', ('', ''), rows)}\n\n{again}: profile again."

@@ -1,13 +1,47 @@
-"""Whether a skill that was written earlier still follows from a profile: the skill it would give now is compared.
+"""A skill read back: its fixed words, and whether it still follows from a profile: against what it gives now.
 
 From the very profile it was written from, every line must follow; from a later one, what it advises must.
 """
 
 import difflib
+import re
 
 from spectune.errors import ConfigError
-from spectune.report.labels import ADVICE, FIGURES, MEASURED, TARGET, headlined_verdict
 from spectune.report.markdown import blocks, pairs
+
+ADVICE = (
+    "draft",
+    "num_speculative_tokens (K)",
+    "tree width",
+    "speculate up to temperature",
+    "decode plainly from temperature",
+)
+"""Settings that a later profile must still give."""
+FIGURES = ("speed-up", "tokens per round, bonus included")
+"""Settings that a later profile may move."""
+TARGET, MEASURED = "target", "measured"
+
+SPECULATE, DECODE_PLAINLY = "Speculate", "Decode plainly"
+NOT_CONFIRMED, UNDECIDED = "Not confirmed", "Not enough data to decide"
+VERDICTS = {
+    SPECULATE: "speculate",
+    DECODE_PLAINLY: "plain",
+    NOT_CONFIRMED: "insufficient data",
+    UNDECIDED: "insufficient data",
+}
+"""By how the headline begins."""
+
+_CHECKED = " (checked against "
+
+
+def config_heading(engine: str, checked_against: str) -> str:
+    """Above the config of an engine."""
+    return f"### {engine}{_CHECKED}{checked_against})"
+
+
+def headed_engines(skill: str) -> list[str]:
+    """The engines that it has configs for."""
+    return re.findall(rf"^### (.+){re.escape(_CHECKED)}", skill, re.MULTILINE)
 
 
 def verification(written: str, now: str) -> tuple[bool, list[str]]:  # a skill, and the one that the profile gives
@@ -24,7 +58,8 @@ def verification(written: str, now: str) -> tuple[bool, list[str]]:  # a skill, 
 
 def _settings(skill: str) -> dict[str, str]:
     """The rows of its tables of two columns, and its verdict."""
-    settings = {**pairs(skill), "verdict": headlined_verdict(skill)}
+    headline = re.search(rf"^\*\*(?:({'|'.join(VERDICTS)})|.)", skill, re.MULTILINE)
+    settings = {**pairs(skill), "verdict": VERDICTS.get(headline[1], "") if headline else ""}
     for name in (TARGET, MEASURED, "verdict", *ADVICE, *FIGURES):
         if not settings.get(name):
             raise ConfigError(f"the skill names no {name}", "give a skill that spectune recommend wrote")
