@@ -74,7 +74,8 @@ def _verify(proposal: Proposal, logits: Tensor, sampling: Sampling, rng: np.rand
     if sampling.greedy:
         return verify_greedy(drafted, logits.argmax(-1))
     uniforms = torch.from_numpy(rng.random(len(drafted) + 1)).to(logits.device)
-    return verify_chain(drafted, proposal.draft_probs, probabilities(logits, sampling), uniforms)
+    draft_probs = None if proposal.draft_probs is None else proposal.draft_probs.to(logits.device)
+    return verify_chain(drafted, draft_probs, probabilities(logits, sampling), uniforms)
 
 
 def _emitted(proposal: Proposal, verified: Verified) -> tuple[int, ...]:

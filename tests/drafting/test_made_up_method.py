@@ -6,6 +6,7 @@ import pytest
 
 from spectune import drafting_spec
 from spectune.cli.app import run
+from spectune.decide.evidence import confirmed_evidence, whole_texts
 from spectune.profile.store import load_profile
 from tests.checkpoints import WORDS, save_checkpoint
 from tests.drafting import fixed
@@ -37,12 +38,11 @@ def test_it_goes_all_the_way(output, tmp_path, capsys) -> None:
     assert "vLLM has no fixed drafting" in capsys.readouterr().out
 
 
-def test_replay_takes_the_rounds_of_real_decoding(output, tmp_path, capsys) -> None:
-    assert run(["confirm", output, "--temperature", "0", "-k", "1", "-k", "2", "--json"]) == 0
-    seen = json.loads(capsys.readouterr().out)
-    for setting in seen["settings"]:
-        assert setting["acceptance_length"] >= 1.0
+def test_replay_takes_the_rounds_of_real_decoding(output, tmp_path) -> None:
+    assert run(["confirm", output, "--temperature", "0", "-k", "1", "-k", "2"]) == 0
     profile = load_profile(tmp_path / "p")
-    runs = profile.confirmed.runs.to_pandas()
-    for (k, _), rows in runs[runs["draft"] == "fixed"].groupby(["depth", "temperature"]):
+    evidence, runs = confirmed_evidence(profile)["fixed", 0.0], profile.confirmed.runs.to_pandas()
+    for k in (1, 2):
+        rows = runs[(runs["draft"] == "fixed") & (runs["depth"] == k)]
+        assert whole_texts(evidence, k, 16)[0].rounds.tolist() == rows["rounds"].tolist()
         assert (rows["proposed"] == k * rows["rounds"]).all()
