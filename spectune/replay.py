@@ -121,10 +121,7 @@ class Walk:
 
 
 def walk(
-    accept_probabilities: Floats,
-    proposed_tokens: Ints | None = None,
-    first_start: int = 0,
-    depths: Sequence[int] = (),
+    accept_probabilities: Floats, proposed_tokens: Ints | None = None, first_start: int = 0, depths: Sequence[int] = ()
 ) -> Walk:
     """Carry round starts along for the K in `depths`, by default 1..max_k; the rest as in `replay`."""
     length, max_k, rows = accept_probabilities.shape

@@ -360,10 +360,7 @@ RULES = {
     "block": (play_block, block_of),
     "tree_of_top_2": (lambda model, k: play_top_children(model, k, 2), lambda model: top_ranks_of(model, 2)),
     "tree_of_top_3": (lambda model, k: play_top_children(model, k, 3), lambda model: top_ranks_of(model, 3)),
-    "two_sampled_siblings": (
-        lambda model, k: play_sampled_siblings(model, k, 2),
-        lambda model: siblings_of(model, 2),
-    ),
+    "two_sampled_siblings": (lambda model, k: play_sampled_siblings(model, k, 2), lambda model: siblings_of(model, 2)),
     "three_sampled_siblings": (
         lambda model, k: play_sampled_siblings(model, k, 3),
         lambda model: siblings_of(model, 3),

@@ -10,13 +10,7 @@ from spectune.checkpoints.files import UnreadableError, count, flag, folder_read
 from spectune.checkpoints.gguf import gguf_header
 from spectune.errors import ConfigError, may_hold_secrets
 
-_MTP_LAYERS = (
-    "num_nextn_predict_layers",
-    "mtp_num_hidden_layers",
-    "num_mtp_modules",
-    "num_mtp_layers",
-    "n_predict",
-)
+_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "n_predict")
 PADDING = re.compile(r"\[PAD\d+\]")  # how GGUF files fill up a vocabulary
 
 

@@ -64,15 +64,12 @@ class Drafting(Protocol):
 
     def propose(self, token_ids: Sequence[int], shape: Shape, sampling: Sampling) -> Proposal:
         """Propose tokens of at most that shape to follow `token_ids`, the whole sequence so far."""
-        ...
 
     def observe(self, committed: Forward) -> None:
         """Hear the target's forward over the tokens that are now part of the text: the prompt's, then each round's."""
-        ...
 
     def fork(self, rng: np.random.Generator) -> "Drafting":
         """Another drafting that has read the same tokens, with its own chance."""
-        ...
 
 
 class Drafter(Protocol):
@@ -81,28 +78,22 @@ class Drafter(Protocol):
     @property
     def model(self) -> LanguageModel | None:
         """The weights that it drafts with, if any."""
-        ...
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Whose hidden states it wants of the target; 0 is the embedding."""
-        ...
 
     def open(self, rng: np.random.Generator) -> Drafting:
         """Start on a sequence; `rng` feeds sampled drafts."""
-        ...
 
     def evidence(self, continuations: Sequence[Continuation], scored: Sequence[Scored], max_k: int) -> list[Evidence]:
         """What replay needs, for each continuation; `scored` is the target's pass over each, with `layers`."""
-        ...
 
     def work(self, context: Sequence[int], rows: int, shape: Shape, sampling: Sampling) -> Mapping[int, Repeatable]:
         """What proposing takes, to be timed: a step over n tokens for each n, or a whole proposal under 1."""
-        ...
 
     def through(self, wrap: Callable[[Scorer], Scorer]) -> "Drafter":
         """The same drafter whose forwards pass through `wrap`."""
-        ...
 
 
 Load = Callable[[str], LanguageModel]

@@ -11,12 +11,9 @@ class Progress(Protocol):
 
     def start(self, stage: str, total: float, unit: str) -> None:
         """A stage begins."""
-        ...
 
     def advance(self, amount: float, note: str = "") -> None:
         """Part of the current stage is done."""
-        ...
 
     def say(self, text: str) -> None:
         """A line worth reading."""
-        ...

@@ -213,12 +213,7 @@ class _Run:
     """One prompt decoded with one trial; its clock runs during turns only, the prompt having been read before."""
 
     def __init__(
-        self,
-        target: LanguageModel,
-        rounds: Iterator[Round],
-        token_ids: list[int],
-        trial: Choice,
-        max_new_tokens: int,
+        self, target: LanguageModel, rounds: Iterator[Round], token_ids: list[int], trial: Choice, max_new_tokens: int
     ) -> None:
         self._trial, self._limit, self._device = trial, max_new_tokens, target.device
         self._ends: Collection[int] = target.eos_token_ids

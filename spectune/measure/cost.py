@@ -229,11 +229,7 @@ def _reference_cells(target: LanguageModel, settings: CostSettings) -> list[Cell
 
 
 def _round_cells(
-    spec: str | None,
-    drafter: Drafter | None,
-    target: LanguageModel,
-    shapes: Sequence[Shape],
-    settings: CostSettings,
+    spec: str | None, drafter: Drafter | None, target: LanguageModel, shapes: Sequence[Shape], settings: CostSettings
 ) -> list[Cell]:
     """Real rounds at the main load, greedy and (where asked for) sampled: what their forwards leave, and the whole."""
     measured = {sampling.greedy: sampling for sampling in reversed(settings.samplings)}

@@ -12,13 +12,7 @@ from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
 from spectune.checkpoints.size import ModelSize, hub_size, model_size
 from spectune.drafting_spec import measured_draft, method_of
 from spectune.errors import ConfigError
-from spectune.measure.cost import (
-    FEWEST_PASSES,
-    PLAIN_STEPS_OF_A_PASS,
-    USUAL_WARM_UP_PASSES,
-    round_shapes,
-    verify_sizes,
-)
+from spectune.measure.cost import FEWEST_PASSES, PLAIN_STEPS_OF_A_PASS, USUAL_WARM_UP_PASSES, round_shapes, verify_sizes
 from spectune.measure.recording import ROWS_PER_BATCH
 from spectune.models.devices import free_bytes, resolve_device, resolve_dtype
 from spectune.models.loading import unpacked_folder

@@ -21,13 +21,7 @@ from spectune.measure.environment import environment
 from spectune.measure.preparation import Prepared, ProfileRequest, check_run, prepare
 from spectune.measure.recording import batches
 from spectune.measure.shards import Shards
-from spectune.measure.tape import (
-    continuations,
-    held_out_table,
-    repeating_rows,
-    tape_table,
-    without_text,
-)
+from spectune.measure.tape import continuations, held_out_table, repeating_rows, tape_table, without_text
 from spectune.profile import schemas
 from spectune.profile.costs import KNOWN_WITHIN, CostCells
 from spectune.profile.manifest import LASTING, DraftRecord, Environment, Load, ModelRecord, Notice
@@ -265,11 +259,7 @@ def _manifest(
 
 
 def _notices(
-    prepared: Prepared,
-    tape: pd.DataFrame,
-    repeating: dict[str, int],
-    costs: pd.DataFrame,
-    run: Run,
+    prepared: Prepared, tape: pd.DataFrame, repeating: dict[str, int], costs: pd.DataFrame, run: Run
 ) -> list[Notice]:
     per_temperature = len(tape) // len(prepared.samplings)
     found = [*prepared.workload.notices, *prepared.notices, *_random_looking(tape), *_halved(tape, prepared)]

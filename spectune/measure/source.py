@@ -36,21 +36,17 @@ class TextSource(Protocol):
     @property
     def facts(self) -> SourceFacts:
         """What it says of itself."""
-        ...
 
     def prompt_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """A request as it reads it."""
-        ...
 
     def continued(
         self, prompts: Sequence[TapePrompt], samplings: Sequence[Sampling], length: int, seed: int, progress: Progress
     ) -> list[TapeRow]:
         """Its own texts of at most `length` tokens for every prompt under every sampling, prompts × samplings."""
-        ...
 
     def scored(self, texts: Sequence[Continuation], layers: Sequence[int] = ()) -> list[Scored]:
         """What it says of given texts."""
-        ...
 
 
 class LocalTarget:

@@ -150,12 +150,7 @@ def _loaded(folder: str, name: str, device: torch.device, dtype: str, trust: boo
     resolved = resolve_dtype(dtype, device, config.dtype)
     require_room(model_size(local) if local.is_dir() else hub_size(folder), name, resolved, device)
     network = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=config,
-        dtype=resolved,
-        use_safetensors=True,
-        trust_remote_code=trust,
-        **placement(device),
+        folder, config=config, dtype=resolved, use_safetensors=True, trust_remote_code=trust, **placement(device)
     )
     refuse_offload(network, name)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
@@ -217,10 +212,7 @@ def _dequantise_into(folder: Path, path: Path, say: Callable[[str], None]) -> No
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     try:
         network = AutoModelForCausalLM.from_pretrained(
-            str(path.parent),
-            gguf_file=path.name,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=torch.float32,
+            str(path.parent), gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         )
         network.save_pretrained(partial)
         AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(partial)

@@ -44,19 +44,15 @@ class CachedSequence(Protocol):
         Of a tree, `positions`, [n], are their places in the text, and `mask`, [n, n], tells which of the others each
         may attend to (True); all of them see what is cached. By default each follows the one before.
         """
-        ...
 
     def read(self, token_ids: Tensor) -> Forward:
         """As extend, with the logits after the last token only."""
-        ...
 
     def keep(self, length: int, path: Tensor | None = None) -> None:
         """Forget everything from entry `length` on, but for those at `path`, [m], counted from there."""
-        ...
 
     def fork(self) -> "CachedSequence":
         """Another sequence that holds the same tokens."""
-        ...
 
 
 class Scorer(Protocol):
@@ -65,16 +61,13 @@ class Scorer(Protocol):
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where its logits are."""
-        ...
 
     def open(self, layers: Sequence[int] = ()) -> CachedSequence:
         """An empty sequence; its forwards have the hidden states of `layers`, 0 being the embedding."""
-        ...
 
 
 class ModelScorer:

@@ -110,11 +110,7 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 STEPS: Mapping[int, Step] = {
     3: Step(
         measured={"tape": _TAPE_3, "acceptance": _ACCEPTANCE_3, "costs": _COSTS_3, "held_out": schemas.HELD_OUT},
-        confirmed={
-            "confirmed_tape": _TAPE_3,
-            "confirmed_acceptance": _ACCEPTANCE_3,
-            "confirmed_runs": _RUNS_3,
-        },
+        confirmed={"confirmed_tape": _TAPE_3, "confirmed_acceptance": _ACCEPTANCE_3, "confirmed_runs": _RUNS_3},
         manifest=_manifest_of_3,
         table=_table_of_3,
     )

@@ -59,10 +59,7 @@ class Profile:
 
 
 def save_profile(
-    manifest: Mapping[str, Any],
-    tables: Mapping[str, "pd.DataFrame"],
-    directory: Path,
-    log: Path | None = None,
+    manifest: Mapping[str, Any], tables: Mapping[str, "pd.DataFrame"], directory: Path, log: Path | None = None
 ) -> Profile:
     """Write, read back, rename; an earlier profile at `directory` gives way only to a whole one.
 

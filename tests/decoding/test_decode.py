@@ -79,10 +79,7 @@ def assert_same_law(counts: np.ndarray, law: np.ndarray) -> None:
 
 @pytest.mark.parametrize(
     ("draft", "K", "samples", "options"),
-    [
-        ("draft", 1, 22_000, {"temperature": 0.7}),
-        ("n-gram", 3, 16_000, {"temperature": 0.7, "top_p": 0.9}),
-    ],
+    [("draft", 1, 22_000, {"temperature": 0.7}), ("n-gram", 3, 16_000, {"temperature": 0.7, "top_p": 0.9})],
 )
 def test_two_tokens_have_the_joint_law_of_the_target(draft, K, samples, options):
     counts = speculative_counts(TARGET, DRAFTS[draft], PROMPT, K, samples, (3, 3), **options)

@@ -5,13 +5,7 @@ import torch
 
 from spectune.errors import ConfigError, DeviceError, IncompatibleModelsError
 from spectune.models.devices import resolve_device, resolve_dtype
-from spectune.models.loading import (
-    load_model,
-    prompt_token_ids,
-    require_same_tokenizer,
-    sampling_defaults,
-    wrap_model,
-)
+from spectune.models.loading import load_model, prompt_token_ids, require_same_tokenizer, sampling_defaults, wrap_model
 from spectune.workload.prompts import Message
 from tests.checkpoints import WORDS, save_checkpoint, tiny_llama
 

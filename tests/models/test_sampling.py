@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from spectune.errors import ConfigError
-from spectune.models.sampling import (
-    NO_MASS_LOGPROB,
-    Sampling,
-    log_probabilities,
-    probabilities,
-    sample,
-    uniform_stream,
-)
+from spectune.models.sampling import NO_MASS_LOGPROB, Sampling, log_probabilities, probabilities, sample, uniform_stream
 from tests.toys import divergences, g_test, transformed_law
 
 unhurried = settings(deadline=None)
