@@ -14,6 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
+# a process for each core; whoever is done first takes over from the others
+TESTS = $(BIN)/python -m pytest --numprocesses logical --dist worksteal -m "not slow and not gpu and not engine"
+
 GPU_PYTHON ?= 3.12
 GPU_WHEELS := .gpu-wheels
 GPU_MIB ?= 55
@@ -30,7 +33,7 @@ demo: $(VENV)/.runs
 	  echo "next: read outputs/skill-speculative-tuning.md, or $(BIN)/spectune profile --help for a model of your own"
 
 test: $(VENV)/.develops
-	$(BIN)/python -m pytest -m "not slow and not gpu and not engine"
+	$(TESTS)
 
 bench: $(VENV)/.develops
 	$(BIN)/python -m tests.bench $(BENCH)
@@ -41,7 +44,7 @@ check: $(VENV)/.develops
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
-	$(BIN)/python -m pytest -m "not slow and not gpu and not engine"
+	$(TESTS)
 
 slow: $(VENV)/.develops
 	$(BIN)/python -m pytest -m slow

@@ -102,12 +102,9 @@ def t_quantile(degrees: float, probability: float) -> float:
 @cache
 def _tail_rank(count: int) -> int:
     """The last order statistic that lies below the median with at least 97.5%; −1 where none does."""
-    rank, outcomes, tail = -1, 1, 1  # of 2^count equally likely ones, with rank + 1 below; with at most as many
-    while 40 * tail <= 2**count:
-        rank += 1
-        outcomes = outcomes * (count - rank) // (rank + 1)
-        tail += outcomes
-    return rank
+    from scipy.special import bdtr
+
+    return int(np.searchsorted(bdtr(np.arange(count), count, 0.5), 0.025, side="right")) - 1
 
 
 def effective_prompts(weights: Floats) -> float:

@@ -117,7 +117,7 @@ def recording() -> list[Bound]:
         slower = ratios(
             lambda prompts=prompts: record_tape(target, prompts, [Sampling()], length, 0, SilentProgress()),
             lambda ids=ids, mask=mask, fixed=fixed: target.network.generate(ids, attention_mask=mask, **fixed),
-            pairs=4,
+            pairs=4 if batch == 8 else 2,
         )
         name = f"recording at batch {batch}, tokens/s over generate's"
         bounds.append(Bound(name, 1 / statistics.median(slower), 1.0, at_most=False))

@@ -108,8 +108,22 @@ def speculative_counts(
     return counts
 
 
-def g_test(counts: np.ndarray, law: np.ndarray) -> float:
-    """p-value of the G-test; cells that expect fewer than 5 are pooled; 0 where an impossible outcome was seen."""
+def followers(
+    target: object, draft: Drafter, prompt: Sequence[int], K: int, texts: int, tokens: int, **options
+) -> np.ndarray:  # [vocab, vocab]
+    """How often each token was decoded after each token, in texts of their own seeds."""
+    counts = np.zeros((target.vocab_size,) * 2)
+    for seed in range(texts):
+        decoded = speculative_decode(target, draft, prompt, K, max_new_tokens=tokens, seed=seed, **options)
+        np.add.at(counts, ([prompt[-1], *decoded.token_ids[:-1]], decoded.token_ids), 1)
+    return counts
+
+
+def g_test(counts: np.ndarray, law: np.ndarray, laws: int = 1) -> float:
+    """p-value of the G-test; cells that expect fewer than 5 are pooled; 0 where an impossible outcome was seen.
+
+    Where `law` is several side by side, each weighted as it was drawn from, each takes a degree of freedom.
+    """
     counts, law = counts.ravel(), law.ravel()
     if counts[law == 0].any():
         return 0.0
@@ -121,7 +135,7 @@ def g_test(counts: np.ndarray, law: np.ndarray) -> float:
     else:
         counts, expected = counts[~rare], expected[~rare]
     terms = counts * np.log(np.maximum(counts, 1e-300) / expected)
-    return float(stats.chi2.sf(2 * terms.sum(), len(counts) - 1))
+    return float(stats.chi2.sf(2 * terms.sum(), len(counts) - laws))
 
 
 def divergences(counts: np.ndarray, law: np.ndarray) -> tuple[float, float]:

@@ -8,9 +8,36 @@ from typing import Any
 
 from spectune.checkpoints.files import UnreadableError, count, flag, folder_reader, hub_reader, text, text_part
 from spectune.checkpoints.gguf import gguf_header
-from spectune.errors import ConfigError, may_hold_secrets
+from spectune.errors import ConfigError, may_hold_secrets, printable
 
-_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "n_predict")
+_COUNTS = {  # by what a config calls them
+    "vocab_size": ("vocab_size",),
+    "max_positions": ("max_position_embeddings", "n_positions"),
+    "mtp_layers": (
+        "num_nextn_predict_layers",
+        "mtp_num_hidden_layers",
+        "num_mtp_modules",
+        "num_mtp_layers",
+        "n_predict",
+    ),
+    "bos_id": ("bos_token_id",),
+    "eos_id": ("eos_token_id",),
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "target_hidden_size": ("target_hidden_size",),
+}
+_GGUF_COUNTS = {  # {} is the architecture
+    "max_positions": "{}.context_length",
+    "mtp_layers": "{}.nextn_predict_layers",
+    "bos_id": "tokenizer.ggml.bos_token_id",
+    "eos_id": "tokenizer.ggml.eos_token_id",
+    "layers": "{}.block_count",
+    "hidden_size": "{}.embedding_length",
+}
+OTHER_VOCABULARY = (
+    "use a draft of the target's family, or n-gram; vLLM (use_heterogeneous_vocab, greedy drafting) and transformers "
+    "(universal assisted generation) can map vocabularies"
+)
 PADDING = re.compile(r"\[PAD\d+\]")  # how GGUF files fill up a vocabulary
 
 
@@ -36,6 +63,12 @@ class ModelFacts:
     medusa_heads: int | None = None
 
 
+def texts_at(token_id: int, ours: str | None, theirs: str | None) -> str:
+    """What an id is in the target and in the draft, in printable text."""
+    target, draft = ("missing" if text is None else f'"{printable(text)}"' for text in (ours, theirs))
+    return f"id {token_id} is {target} in the target, {draft} in the draft"
+
+
 def model_facts(name: str) -> ModelFacts:
     """Of a folder, a .gguf file or a model on the hub.
 
@@ -58,6 +91,7 @@ def model_facts(name: str) -> ModelFacts:
         raise ConfigError(f"{name} has no config.json to read", "give a model's folder, .gguf file or hub name")
     tokenizer, more = read("tokenizer.json") or {}, read("tokenizer_config.json") or {}
     inner = text_part(config)
+    counts: dict[str, Any] = {fact: count(inner, *names) for fact, names in _COUNTS.items()}
     try:
         texts = _texts(tokenizer)
     except (AttributeError, TypeError, KeyError, ValueError, IndexError, OverflowError) as error:
@@ -65,19 +99,12 @@ def model_facts(name: str) -> ModelFacts:
     return ModelFacts(
         name=name,
         model_type=text(config, "model_type"),
-        vocab_size=count(inner, "vocab_size"),
-        max_positions=count(inner, "max_position_embeddings", "n_positions"),
-        mtp_layers=count(inner, *_MTP_LAYERS),
         texts=texts,
         add_bos=flag(more, "add_bos_token"),
         add_eos=flag(more, "add_eos_token"),
-        bos_id=count(inner, "bos_token_id"),
-        eos_id=count(inner, "eos_token_id"),
-        layers=count(inner, "num_hidden_layers", "n_layer"),
-        hidden_size=count(inner, "hidden_size", "n_embd"),
         head=_head(config),
-        target_hidden_size=count(inner, "target_hidden_size"),
         medusa_heads=count(config, "medusa_num_heads"),
+        **counts,
     )
 
 
@@ -104,18 +131,14 @@ def _of_gguf(name: str, path: Path) -> ModelFacts:
     except UnreadableError as error:
         raise ConfigError(f"{name} cannot be read as GGUF", "check the file") from error
     kind, fields = header.architecture, header.fields
+    counts: dict[str, Any] = {fact: count(fields, name.format(kind)) for fact, name in _GGUF_COUNTS.items()}
     return ModelFacts(
         name=name,
         model_type=kind,
         vocab_size=len(tokens) or None,
-        max_positions=count(fields, f"{kind}.context_length"),
-        mtp_layers=count(fields, f"{kind}.nextn_predict_layers"),
         texts={token_id: token.decode("utf-8", errors="replace") for token_id, token in enumerate(tokens)},
         tokenizer_kind=text(fields, "tokenizer.ggml.model"),
         add_bos=flag(fields, "tokenizer.ggml.add_bos_token"),
         add_eos=flag(fields, "tokenizer.ggml.add_eos_token"),
-        bos_id=count(fields, "tokenizer.ggml.bos_token_id"),
-        eos_id=count(fields, "tokenizer.ggml.eos_token_id"),
-        layers=count(fields, f"{kind}.block_count"),
-        hidden_size=count(fields, f"{kind}.embedding_length"),
+        **counts,
     )

@@ -134,7 +134,10 @@ def _header(reader: _Reader) -> GgufHeader:
     tensors, entries = reader.count(_MOST_TENSORS), reader.count(_MOST_FIELDS)
     fields = _unique((reader.name(), reader.value(reader.number("I"))) for _ in range(entries))
     extents = _unique(_tensor(reader) for _ in range(tensors))
-    begin = _aligned(reader.offset, fields.get("general.alignment", _DEFAULT_ALIGNMENT))
+    alignment = fields.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise UnreadableError("has an alignment that is no power of two")
+    begin = -(-reader.offset // alignment) * alignment
     if any(begin + end > reader.size for _, end in extents.values()):
         raise UnreadableError("ends before its weights do")
     return GgufHeader(fields=fields, parameters=sum(weights for weights, _ in extents.values()))
@@ -167,9 +170,3 @@ def _unique(entries: Iterator[tuple[str, Any]]) -> dict[str, Any]:
             raise UnreadableError(f"has {name[:60]!r} twice")
         values[name] = value
     return values
-
-
-def _aligned(offset: int, alignment: object) -> int:
-    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise UnreadableError("has an alignment that is no power of two")
-    return -(-offset // alignment) * alignment

@@ -3,32 +3,26 @@
 import json
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from spectune.cli.options import flag, option
 from spectune.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from spectune.engines.diagnosis import Diagnosis
 
+_OTHER_DRAFTS = "ngram:min=A,max=B, layers:N, eagle:MODEL, eagle3:MODEL, medusa:MODEL, mtp or suffix"
+
 
 def doctor(
-    target: Annotated[str, typer.Option(metavar="MODEL", help="Hub id, folder or .gguf file of the target.")],
-    draft: Annotated[
-        str,
-        typer.Option(
-            metavar="SPEC",
-            help="Draft: a model, ngram:min=A,max=B, layers:N, eagle:MODEL, eagle3:MODEL, medusa:MODEL, mtp or suffix.",
-        ),
-    ],
-    engine: Annotated[str, typer.Option(metavar="ENGINE", help="Engine that is to serve, such as vllm@0.32.")],
+    target: Annotated[str, option("MODEL", "Hub id, folder or .gguf file of the target.")],
+    draft: Annotated[str, option("SPEC", f"Draft: a model, {_OTHER_DRAFTS}.")],
+    engine: Annotated[str, option("ENGINE", "Engine that is to serve, such as vllm@0.32.")],
     num_speculative_tokens: Annotated[
-        int | None, typer.Option("--num-speculative-tokens", "-k", metavar="K", help="K, in tokens.")
+        int | None, option("K", "K, in tokens.", "--num-speculative-tokens", "-k")
     ] = None,
     setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the engine, under its own name. Repeatable."),
+        list[str] | None, option("KEY=VALUE", "A setting of the engine, under its own name. Repeatable.", "--set")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on stdout.")] = False,
+    as_json: Annotated[bool, flag("Print the findings as JSON on stdout.", "--json")] = False,
 ) -> int:
     """Would an engine run this pair: what it refuses, changes by itself or does inexactly, before any weight loads.
 

@@ -75,12 +75,14 @@ def check(
     Raises: ProfileError where the two are not of the same target, workload, dtype and temperatures.
     """
     allowed = _allowed(max_regression, by_metric or {})
-    _require_known(parts)
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise ConfigError(f"--only {unknown[0]} is no part", f"give one of {', '.join(PARTS)}")
     require_comparable(baseline.manifest, candidate.manifest)
     require_further_runs(baseline, also_baseline)
     require_further_runs(candidate, also_candidate)
     changed = differences(baseline.manifest, candidate.manifest)
-    over = _over(changed)
+    over: Over = "reference" if "torch" not in changed else "nothing"  # a product that torch's version changes
+    over = "plain" if any(name in changed for name in MACHINE) else over
     before = measured_side(baseline, also_baseline, baseline, over)
     after = measured_side(candidate, also_candidate, baseline, over)
     groups = groupby(before[0].settings.values(), key=lambda setting: (setting.draft, setting.temperature))
@@ -100,19 +102,6 @@ def check(
         causes=list(dict.fromkeys(finding.part for finding in findings if finding.status == "regressed")),
         differences=[f"{name}: {text}" for name, text in changed.items()],
     )
-
-
-def _over(changed: Mapping[str, str]) -> Over:
-    """What costs are compared relative to: between machines plain steps, else a product unless its code changed."""
-    if any(name in changed for name in MACHINE):
-        return "plain"
-    return "nothing" if "torch" in changed else "reference"
-
-
-def _require_known(parts: Sequence[str]) -> None:
-    for part in parts:
-        if part not in PARTS:
-            raise ConfigError(f"--only {part} is no part", f"give one of {', '.join(PARTS)}")
 
 
 def _allowed(max_regression: float, by_metric: Mapping[str, float]) -> dict[str, float]:

@@ -33,7 +33,7 @@ class Decision:
     setting: Setting
     speedup: Interval
     verdict: Verdict
-    noisy: bool  # whether the timings leave it open
+    noisy: bool  # whether it is open, and for the timings' sake: a quiet machine may turn the answer
     decoded: ConfirmedSetting | None  # what real decoding said of it
 
 
@@ -52,7 +52,8 @@ def decide(candidates: Sequence[Setting], confirmed: Confirmation | None = None)
         low = min(own.estimate * float(np.exp(-_allowance(best, candidates))), estimate)
     high = None if own.high is None else max(own.high, estimate)
     speedup = Interval(estimate=estimate, low=low, high=high)
-    verdict, noisy = verdict_of(speedup, best.effective_prompts), _timings_leave_open(speedup, best)
+    verdict = verdict_of(speedup, best.effective_prompts)
+    noisy = bool(speedup.holds(MIN_GAIN)) and bool(np.std(best.spread.costs) > best.spread.prompt_error)
     if verdict == "plain" and noisy:
         verdict = "insufficient-data"
     decoded = confirmed.of(best.choice) if confirmed else None
@@ -63,11 +64,6 @@ def heeding(decoded: ConfirmedSetting | None, verdict: Verdict) -> Verdict:
     """Confirming has the last word: what gained too little when decoded is not recommended, whatever was predicted."""
     refuted = verdict == "speculate" and decoded is not None and decoded.measured_speedup <= MIN_GAIN
     return "insufficient-data" if refuted else verdict
-
-
-def _timings_leave_open(speedup: Interval, setting: Setting) -> bool:
-    """Whether the interval holds the bound, and for the timings' sake: a quiet machine may turn the answer."""
-    return bool(speedup.holds(MIN_GAIN)) and bool(np.std(setting.spread.costs) > setting.spread.prompt_error)
 
 
 def verdict_of(speedup: Interval, effective_prompts: float) -> Verdict:

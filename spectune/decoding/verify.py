@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from spectune.models.sampling import sample
 
@@ -59,8 +60,9 @@ def verify_chain(
     accepts = uniforms[:count] < acceptance_probability(target_of_proposed, draft_of_proposed)
     path, accepted = _until_first_refusal(accepts)
     law = target_probs[accepted]
-    if int(accepted) < count:
-        law = residual_distribution(law, _draft_law(draft_token_ids, draft_probs, int(accepted), law))
+    if (place := int(accepted)) < count:
+        refused = one_hot(draft_token_ids[place], law.shape[-1]) if draft_probs is None else draft_probs[place]
+        law = residual_distribution(law, refused)
     return Verified(path, sample(law, uniforms[-1]))
 
 
@@ -78,9 +80,3 @@ def _until_first_refusal(accepts: Tensor) -> tuple[Tensor, Tensor]:
     kept = accepts.long().cumprod(-1)
     places = torch.arange(accepts.shape[-1], device=accepts.device)
     return torch.where(kept.bool(), places, -1), kept.sum(-1)
-
-
-def _draft_law(draft_token_ids: Tensor, draft_probs: Tensor | None, place: int, like: Tensor) -> Tensor:
-    if draft_probs is not None:
-        return draft_probs[place]
-    return torch.nn.functional.one_hot(draft_token_ids[place], like.shape[-1]).to(like)

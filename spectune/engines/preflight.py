@@ -5,15 +5,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeGuard
 
-from spectune.checkpoints.facts import PADDING, ModelFacts
+from spectune.checkpoints.facts import OTHER_VOCABULARY, PADDING, ModelFacts, texts_at
 from spectune.drafting_spec import DraftSpec
-from spectune.errors import printable
 
 CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  # as the engines call it
-OTHER_VOCABULARY = (
-    "use a draft of the target's family, or n-gram; vLLM (use_heterogeneous_vocab, greedy drafting) and transformers "
-    "(universal assisted generation) can map vocabularies"
-)
 TOKENS_APART = "check that such tokens do not occur in your texts"
 _MORE_TOKENS, _HEAD_LAYERS = 1.1, 4
 # model_type of what vLLM 0.32 serves with heads of its own (vllm/config/speculative.py)
@@ -88,12 +83,6 @@ def first_difference(plan: Plan) -> Difference | None:
     message = f"the tokenizers differ{sizes}: {texts_at(first, ours.get(first), theirs.get(first))}"
     few, many = sorted((len(ours), len(theirs)))
     return Difference(message, lacks=not other_texts and many <= _MORE_TOKENS * few)
-
-
-def texts_at(token_id: int, ours: str | None, theirs: str | None) -> str:
-    """What an id is in the target and in the draft, in printable text."""
-    target, draft = ("missing" if text is None else f'"{printable(text)}"' for text in (ours, theirs))
-    return f"id {token_id} is {target} in the target, {draft} in the draft"
 
 
 def vocabulary_finding(plan: Plan, engine: str) -> Finding | None:

@@ -4,11 +4,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import pandas as pd
-import torch
 
 from spectune.checkpoints.embedded import EMBEDDED
 from spectune.choice import Choice, chain, plain
@@ -19,6 +17,7 @@ from spectune.errors import ConfigError, ProfileError
 from spectune.measure import EAGER, OWN_ENGINE, Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.environment import environment
+from spectune.measure.rounds import Stopwatch
 from spectune.measure.source import LocalTarget, TextSource
 from spectune.measure.tape import TapePrompt, scored_rows, tape_table, without_text
 from spectune.models.devices import resolve_device
@@ -215,7 +214,7 @@ class _Run:
     def __init__(
         self, target: LanguageModel, rounds: Iterator[Round], token_ids: list[int], trial: Choice, max_new_tokens: int
     ) -> None:
-        self._trial, self._limit, self._device = trial, max_new_tokens, target.device
+        self._trial, self._limit, self._stopwatch = trial, max_new_tokens, Stopwatch(target.device)
         self._ends: Collection[int] = target.eos_token_ids
         self._rounds, self._token_ids, self._first = rounds, token_ids, len(token_ids)
         self._count = self._accepted = self._proposed = 0
@@ -237,8 +236,10 @@ class _Run:
 
     def take_turn(self) -> None:
         """Decode some more tokens against the clock."""
-        self._wait()
-        began, goal = perf_counter(), len(self._token_ids) + _TURN_TOKENS
+        self._seconds += self._stopwatch.seconds(self._some_rounds)
+
+    def _some_rounds(self) -> None:
+        goal = len(self._token_ids) + _TURN_TOKENS
         while len(self._token_ids) < goal and not self.done:
             this_round = next(self._rounds)
             self._count += 1
@@ -247,12 +248,6 @@ class _Run:
             self.done = len(self._token_ids) - self._first >= self._limit or any(
                 token in self._ends for token in this_round.token_ids
             )
-        self._wait()
-        self._seconds += perf_counter() - began
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def row(self, prompt_id: str) -> dict[str, object]:
         """As schemas.RUNS has it."""

@@ -3,11 +3,12 @@
 import os
 import platform
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from spectune.models.loading import LanguageModel, package_versions
+from spectune.models.loading import LanguageModel
 from spectune.profile.manifest import Environment, ModelRecord
 
 
@@ -19,7 +20,7 @@ def environment(model: LanguageModel) -> Environment:
         threads=torch.get_num_threads(),
         dtype=dtype_name(model),
         platform=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        versions=package_versions("torch", "transformers", "numpy"),
+        versions={name: version(name) for name in ("torch", "transformers", "numpy")},
         git_commit=_git_commit(),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )

@@ -1,10 +1,10 @@
 """What a profile will take, told before anything loads: from file headers, and a moment's test of the machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 
 import torch
 
@@ -14,6 +14,7 @@ from spectune.drafting_spec import measured_draft, method_of
 from spectune.errors import ConfigError
 from spectune.measure.cost import FEWEST_PASSES, PLAIN_STEPS_OF_A_PASS, USUAL_WARM_UP_PASSES, round_shapes, verify_sizes
 from spectune.measure.recording import ROWS_PER_BATCH
+from spectune.measure.rounds import Stopwatch
 from spectune.models.devices import free_bytes, resolve_device, resolve_dtype
 from spectune.models.loading import unpacked_folder
 from spectune.profile.run import Run
@@ -150,20 +151,13 @@ def _memory(
 
 def _tested(device: torch.device, dtype: torch.dtype) -> _Machine:
     """A layer of ordinary shape, over one token and over many."""
-    weight = torch.randn(_TEST_OUTPUTS, _TEST_INPUTS, device=device).to(dtype)
-    one, many = (torch.randn(rows, _TEST_INPUTS, device=device).to(dtype) for rows in (1, _TEST_ROWS))
-    one_s, many_s = (_median_s(lambda x=x: torch.nn.functional.linear(x, weight), device) for x in (one, many))  # type: ignore[misc]
-    return _Machine(
-        bytes_per_s=weight.numel() * weight.element_size() / one_s, flops=2 * weight.numel() * _TEST_ROWS / many_s
-    )
+    layer = torch.nn.Linear(_TEST_INPUTS, _TEST_OUTPUTS, bias=False, device=device, dtype=dtype)
+    weights, stopwatch = layer.weight.numel(), Stopwatch(device)
 
+    def median_s(rows: int) -> float:
+        run = partial(layer, torch.randn(rows, _TEST_INPUTS, device=device).to(dtype))
+        return median([stopwatch.seconds(run) for _ in range(12)][3:])
 
-def _median_s(work: Callable[[], object], device: torch.device) -> float:
-    found = []
-    for _ in range(12):
-        began = perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        found.append(perf_counter() - began)
-    return median(found[3:])
+    with torch.inference_mode():
+        bytes_per_s = weights * dtype.itemsize / median_s(1)
+        return _Machine(bytes_per_s=bytes_per_s, flops=2 * weights * _TEST_ROWS / median_s(_TEST_ROWS))

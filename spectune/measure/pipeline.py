@@ -118,13 +118,11 @@ def _identity(
         "target": target.model_dump(),
         "draft": [draft.model_dump() for draft in drafts],
         "machine": machine.model_dump(include=set(LASTING)),
-        "tape": _texts(recorded) if recorded and run.tape else None,
+        # no two texts have the same log p, which a profile without text has too
+        "tape": sha256(repr(recorded.tape["logprobs"].to_pylist()).encode()).hexdigest()
+        if recorded and run.tape
+        else None,
     }
-
-
-def _texts(profile: Profile) -> str:
-    """A digest of what was recorded, which a profile without text has too: no two texts have the same log p."""
-    return sha256(repr(profile.tape["logprobs"].to_pylist()).encode()).hexdigest()
 
 
 def _tape(run: Run, prepared: Prepared, shards: Shards, progress: Progress) -> pd.DataFrame:

@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import spectune
 from spectune.choice import LONGEST_MEASURED
 from spectune.drafting import Drafter, open_draft
@@ -92,7 +90,8 @@ def prepare(run: Run, progress: Progress) -> Prepared:
     """Load the models, read the workload, say what will be measured. Raises: SpectuneError."""
     workload = load_workload(run.workload)
     specs = list(dict.fromkeys(measured_draft(spec).text for spec in run.draft or [DEFAULT_DRAFT]))
-    load = partial(_load, resolve_device(run.device), run, progress)
+    device, trusted = resolve_device(run.device), run.trust_remote_code
+    load = partial(load_model, device=device, dtype=run.dtype, trust_remote_code=trusted, say=progress.say)
     model = load(run.target)
     drafts = {spec: open_draft(draft_spec(spec), model, load) for spec in specs}
     target = LocalTarget(model)
@@ -121,10 +120,6 @@ def prepare(run: Run, progress: Progress) -> Prepared:
         notices=_too_long([*too_long, *held_out_too_long], room),
         skipped=len(too_long) + len(held_out_too_long),
     )
-
-
-def _load(device: torch.device, run: Run, progress: Progress, spec: str | None) -> LanguageModel:
-    return load_model(spec, device=device, dtype=run.dtype, trust_remote_code=run.trust_remote_code, say=progress.say)
 
 
 def _record(spec: str, draft: Drafter) -> DraftRecord:

@@ -44,7 +44,8 @@ class Shards:
                 self._open()
                 self._write(path.name, lambda partial: write_table(frame, schema, partial))
             except OSError as error:
-                raise _cannot_write(path, error) from error
+                problem = f"{path} cannot be written: {reason_of(error)}"
+                raise ProfileError(problem, "choose another directory with -o") from error
         table: pd.DataFrame = pq.read_table(path).to_pandas()
         return table
 
@@ -78,8 +79,3 @@ class Shards:
         partial = self._folder / f".{name}.{os.getpid()}"
         write(partial)
         os.replace(partial, self._folder / name)
-
-
-def _cannot_write(path: Path, error: OSError) -> ProfileError:
-    reason = reason_of(error)
-    return ProfileError(f"{path} cannot be written: {reason}", "choose another directory with -o")

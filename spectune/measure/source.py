@@ -13,7 +13,7 @@ from spectune.measure.recording import record_tape
 from spectune.measure.tape import TapePrompt, TapeRow
 from spectune.models.loading import LanguageModel, SamplingDefaults, prompt_token_ids, sampling_defaults
 from spectune.models.sampling import Sampling, log_probabilities
-from spectune.models.scoring import Forward, teacher_forced
+from spectune.models.scoring import teacher_forced
 from spectune.profile.manifest import ModelRecord
 from spectune.workload.prompts import Message
 
@@ -76,13 +76,10 @@ class LocalTarget:
         scored: list[Scored] = []
         for first in range(0, len(texts), _ROWS_AT_ONCE):
             batch = texts[first : first + _ROWS_AT_ONCE]
-            prompts, written = [text.prompt_token_ids for text in batch], [text.token_ids for text in batch]
-            passes = teacher_forced(self._model, prompts, written, layers)
-            scored += [_scored(text, forward) for text, forward in zip(batch, passes, strict=True)]
+            both = [text.prompt_token_ids for text in batch], [text.token_ids for text in batch]
+            passes = teacher_forced(self._model, *both, layers)
+            for text, forward in zip(batch, passes, strict=True):
+                written = torch.tensor(text.token_ids, device=forward.logits.device)
+                logprobs = log_probabilities(forward.logits, written, text.sampling)
+                scored.append(Scored(logprobs=logprobs.cpu().numpy(), features=forward.features))
         return scored
-
-
-def _scored(text: Continuation, forward: Forward) -> Scored:
-    written = torch.tensor(text.token_ids, device=forward.logits.device)
-    logprobs = log_probabilities(forward.logits, written, text.sampling)
-    return Scored(logprobs=logprobs.cpu().numpy(), features=forward.features)

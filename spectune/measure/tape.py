@@ -1,6 +1,5 @@
 """The tape: what the target was given and what it wrote, as rows, as a table, and as drafts see it."""
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,15 +59,8 @@ def scored_rows(
 
 def repeats_itself(token_ids: Sequence[int]) -> bool:
     """Whether some run of 8 tokens occurs twice: such text flatters n-gram drafts."""
-    seen: set[tuple[int, ...]] = set()
-    recent: deque[int] = deque(maxlen=REPEAT_TOKENS)
-    for token_id in token_ids:
-        recent.append(token_id)
-        if len(recent) == REPEAT_TOKENS:
-            if tuple(recent) in seen:
-                return True
-            seen.add(tuple(recent))
-    return False
+    firsts = range(len(token_ids) - REPEAT_TOKENS + 1)
+    return len({tuple(token_ids[first : first + REPEAT_TOKENS]) for first in firsts}) < len(firsts)
 
 
 def repeating_rows(tape: pd.DataFrame) -> dict[str, int]:

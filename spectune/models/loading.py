@@ -9,7 +9,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
 from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
+from spectune.checkpoints.facts import OTHER_VOCABULARY, texts_at
 from spectune.checkpoints.files import UnreadableError, file_digest, json_object
 from spectune.checkpoints.size import hub_size, model_size
 from spectune.errors import ConfigError, DeviceError, IncompatibleModelsError, SpectuneError
@@ -29,20 +29,10 @@ _TEMPLATES = ("tokenizer_config.json", "chat_template.json")  # where a chat tem
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.pt")
 _APPLIED_DEFAULTS = ("temperature", "top_p", "top_k", "do_sample")
 _HARMLESS_DEFAULTS = (
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "use_cache",
-    "transformers_version",
-    "_from_model_config",
-    "max_length",
-    "max_new_tokens",
-    "cache_implementation",
-    "output_attentions",
-    "output_hidden_states",
-    "trust_remote_code",
-)
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache", "transformers_version",
+    "_from_model_config", "max_length", "max_new_tokens", "cache_implementation", "output_attentions",
+    "output_hidden_states", "trust_remote_code",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +122,7 @@ def load_model(
     name = spec or EMBEDDED
     path = embedded_gguf() if spec is None else Path(spec).expanduser()
     if path.suffix == ".gguf":
-        path = _dequantised(path, say or _silent)
+        path = _dequantised(path, say or (lambda _: None))
     folder = _checked_source(path, name, trust_remote_code)
     try:
         return _loaded(folder, name, device, dtype, trust_remote_code)
@@ -189,10 +179,6 @@ def cache_folder() -> Path:
 def unpacked_folder(path: Path) -> Path:
     """Where a .gguf file is unpacked, once for its content."""
     return cache_folder() / "gguf" / file_digest(path)[:16]
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 def _dequantised(path: Path, say: Callable[[str], None]) -> Path:
@@ -323,30 +309,16 @@ def prompt_token_ids(model: LanguageModel, messages: Sequence[Message]) -> list[
 
 def require_same_tokenizer(target: LanguageModel, draft: LanguageModel) -> None:
     """Prove two tokenizers equal, id by id. Raises: IncompatibleModelsError naming the first difference."""
-    ours, theirs = (_texts_by_id(model.tokenizer) for model in (target, draft))
-    for token_id in sorted(ours.keys() | theirs.keys()):
-        mine, other = ours.get(token_id), theirs.get(token_id)
-        if mine != other:
-            problem = (
-                f"the draft's tokenizer differs from the target's: id {token_id} is {_shown(mine)} in the target, "
-                f"{_shown(other)} in the draft"
-            )
-            remedy = "use a draft of the target's family, or n-gram; transformers (universal assisted generation) and "
-            remedy += "vLLM (use_heterogeneous_vocab, greedy drafting only) can map vocabularies"
-            raise IncompatibleModelsError(problem, remedy)
+    ours, theirs = (
+        {token_id: text for text, token_id in model.tokenizer.get_vocab().items()} for model in (target, draft)
+    )
+    differing = (token_id for token_id in ours.keys() | theirs.keys() if ours.get(token_id) != theirs.get(token_id))
+    first = min(differing, default=None)
+    if first is not None:
+        differs = (
+            f"the draft's tokenizer differs from the target's: {texts_at(first, ours.get(first), theirs.get(first))}"
+        )
+        raise IncompatibleModelsError(differs, OTHER_VOCABULARY)
     if draft.vocab_size != target.vocab_size:
         problem = f"the draft embeds {draft.vocab_size} of the tokenizer's ids, the target {target.vocab_size}"
         raise IncompatibleModelsError(problem, "use a draft whose embedding covers the tokenizer")
-
-
-def _shown(text: str | None) -> str:
-    return "missing" if text is None else f'"{text}"'
-
-
-def _texts_by_id(tokenizer: Any) -> dict[int, str]:
-    return {token_id: text for text, token_id in tokenizer.get_vocab().items()}
-
-
-def package_versions(*names: str) -> dict[str, str]:
-    """Installed versions of packages."""
-    return {name: metadata.version(name) for name in names}

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spectune.profile import schemas
-from spectune.profile.tables import integers, labels, lengths
 
 Object = dict[str, Any]
 _EAGER = "eager"
@@ -32,10 +31,8 @@ def _without(schema: pa.Schema, *names: str) -> list[pa.Field]:
 
 _TAPE_3 = pa.schema(
     [
-        *(
-            field.with_nullable(field.name != "logprobs" and field.nullable)
-            for field in _without(schemas.TAPE, "tokens")
-        ),
+        *_without(schemas.TAPE, "tokens", "logprobs"),
+        schemas.TAPE.field("logprobs").with_nullable(False),
         pa.field("entropies", pa.list_(pa.float32()), nullable=False),
         pa.field("top1_probs", pa.list_(pa.float32()), nullable=False),
     ]
@@ -67,44 +64,24 @@ def _manifest_of_3(raw: Object) -> Object:
 def _table_of_3(name: str, table: pa.Table, raw: Object) -> pa.Table:
     count, engine = table.num_rows, raw["settings"]["engine"]
     if name.endswith("tape"):
-        written = lengths(table["logprobs"])
-        return _as(schemas.TAPE, table, tokens=written.tolist())
+        return _as(schemas.TAPE, table, tokens=pc.list_value_length(table["logprobs"]))
     if name.endswith("acceptance"):
         return _as(schemas.ACCEPTANCE, table, start_ranks=[None] * count)
     added = {"engine": [engine] * count, "mode": [_EAGER] * count}
     if name == "costs":
-        k, whole = integers(table["tokens"]), np.isin(labels(table["part"]), _ROUNDS_3)
-        steps = [int(value) if is_round else None for value, is_round in zip(k, whole, strict=True)]
-        return _as(schemas.COSTS, table, **added, draft_steps=steps, tokens=(k + whole).tolist())
+        k, whole = table["tokens"], pc.is_in(table["part"], pa.array(_ROUNDS_3))
+        steps, tokens = pc.if_else(whole, k, None), pc.add(k, pc.cast(whole, k.type))
+        return _as(schemas.COSTS, table, **added, draft_steps=steps, tokens=tokens)
     if name.endswith("runs"):
-        depth = table["num_speculative_tokens"].to_pylist()
+        depth = table["num_speculative_tokens"]
         return _as(schemas.RUNS, table, **added, depth=depth, nodes=depth)
     return table
 
 
-def _as(schema: pa.Schema, table: pa.Table, **columns: list[Any]) -> pa.Table:
+def _as(schema: pa.Schema, table: pa.Table, **columns: Any) -> pa.Table:
     """The table's columns under a schema, with these in place of, or beside, its own."""
-    return pa.table(
-        [
-            _array(columns[field.name], field.type) if field.name in columns else table[field.name].cast(field.type)
-            for field in schema
-        ],
-        schema=schema,
-    )
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Nulls, one text all along, or whole numbers; pa.array would import pandas."""
-    count, known = len(values), np.array([value is not None for value in values], np.bool_)
-    if not known.any():
-        return pa.nulls(count, kind)
-    if isinstance(values[0], str):
-        text = values[0].encode()
-        offsets = np.arange(count + 1, dtype=np.int32) * len(text)
-        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(text * count)])
-    whole = np.array([value or 0 for value in values], np.int64)
-    buffers = [pa.py_buffer(part) for part in (np.packbits(known, bitorder="little"), whole)]
-    return pa.Array.from_buffers(pa.int64(), count, buffers).cast(kind)
+    every = dict(zip(table.column_names, table.columns, strict=True)) | columns
+    return pa.Table.from_pydict({name: every[name] for name in schema.names}, schema=schema)
 
 
 STEPS: Mapping[int, Step] = {

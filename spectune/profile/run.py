@@ -36,6 +36,7 @@ class Run:
     output: str | None = None
 
 
+_LISTS = ("draft", "temperature", "batch", "context")  # one value that stands there is a list of it
 MAX_REGRESSION = 0.05
 """The change for the worse, as a share, that a check lets pass where `max_regression` names no other."""
 
@@ -81,7 +82,8 @@ def _run_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"run file {path} is not YAML: {reason}", "write lines such as max_k: 8") from error
     if not isinstance(value, dict):
         raise ConfigError(f"run file {path} holds no keys", "write lines such as max_k: 8")
-    return {_known(str(key).replace("-", "_"), path): _listed(str(key), item) for key, item in value.items()}
+    options = {_known(str(key).replace("-", "_"), path): item for key, item in value.items()}
+    return {key: [item] if key in _LISTS and not isinstance(item, list) else item for key, item in options.items()}
 
 
 def _known(key: str, path: Path) -> str:
@@ -93,12 +95,6 @@ def _known(key: str, path: Path) -> str:
             f"did you mean {near[0]}?" if near else f"known keys: {', '.join(names)}",
         )
     return key
-
-
-def _listed(key: str, value: Any) -> Any:
-    """One value where several may stand is a list of it."""
-    several = key in ("draft", "temperature", "batch", "context")
-    return [value] if several and not isinstance(value, list) else value
 
 
 def _checked(values: Mapping[str, Any], path: Path | None) -> Run:

@@ -1,142 +1,163 @@
-"""Pictures as SVG, in light and dark. Drawn here: importing a plotting library takes longer than `recommend` may."""
+"""Pictures as SVG whose text stays text, right on light and on dark grounds."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from spectune.decide.confirmation import ConfirmedSetting
 from spectune.decide.recommendation import Candidate, Recommendation
 from spectune.stats import Interval
 
-_WIDTH, _PLOT_HEIGHT, _LEFT, _RIGHT, _TOP, _ROW = 720, 300, 64, 24, 56, 20
-_COLOURS = (
-    ("#0969da", "#58a6ff"), ("#bc4c00", "#f0883e"), ("#1a7f37", "#56d364"),
-    ("#8250df", "#bc8cff"), ("#bf3989", "#f778ba"), ("#57606a", "#adbac7"),
-)  # fmt: skip
-_DASHES = ("", "6 3", "2 3")  # each colour once solid, then dashed
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PAPER, _INK, _SOFT, _GRID = "#ffffff", "#1f2328", "#59636e", "#e4e8ec"
+_COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#57606a")
+_DARK = dict(zip((_PAPER, _INK, _SOFT, _GRID, *_COLOURS), (
+    "#0d1117", "#f0f6fc", "#9198a1", "#262c36", "#58a6ff", "#f0883e", "#56d364", "#bc8cff", "#f778ba", "#adbac7",
+), strict=True))  # fmt: skip
+_STROKES = ("-", "--", ":")  # each colour once solid, then dashed
 _LONGEST_NAME = 72
+_PARTS = {"verify_s": "verify: the target over K + 1 tokens", "draft_s": "draft", "overhead_s": "the loop around them"}
+_STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "spectune", "text.parse_math": False, "font.family": "sans-serif",
+    "figure.facecolor": _PAPER, "axes.facecolor": _PAPER, "text.color": _INK, "axes.labelcolor": _SOFT,
+    "xtick.color": _SOFT, "ytick.color": _SOFT, "axes.edgecolor": _SOFT, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": _GRID,
+    "axes.titlelocation": "left", "axes.titleweight": "bold", "legend.frameon": False, "errorbar.capsize": 2,
+}  # fmt: skip
 
 
 def figures(recommendation: Recommendation) -> dict[str, str]:
-    """SVG by name: speedup (against K), acceptance (by position), round (its time, stacked)."""
-    drawn = {"speedup": _speedup, "acceptance": _acceptance, "round": _round}
-    return {name: draw(recommendation) for name, draw in drawn.items()}
+    """SVG by name: speedup (against K), acceptance (by position), round (its time, by part), category (speed-ups)."""
+    import matplotlib as mpl  # slow to import: only where pictures are drawn
+
+    drawn = {"speedup": _speedup, "acceptance": _acceptance, "round": _round, "category": _category}
+    with mpl.rc_context(_STYLE):
+        return {name: _svg(draw(recommendation)) for name, draw in drawn.items()}
 
 
-@dataclass(slots=True, kw_only=True)
-class _Picture:
-    """Values from low to high over whole numbers from 1."""
-
-    title: str
-    columns: int
-    low: float
-    high: float
-    x_title: str
-    y_title: str
-    unit: str = ""
-    marks: list[str] = field(default_factory=list)
-    legend: list[str] = field(default_factory=list)
-
-    def x(self, value: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) / self.columns * (value - 0.5)
-
-    def y(self, value: float) -> float:
-        inside = min(max(value, self.low), self.high)
-        return _TOP + _PLOT_HEIGHT * (self.high - inside) / (self.high - self.low)
-
-    def line(self, points: Iterable[tuple[float, float]], series: int) -> None:
-        places = [(f"{self.x(x):.1f}", f"{self.y(y):.1f}") for x, y in points]
-        path = " ".join(map(",".join, places))
-        self.marks.append(f'<polyline class="{_line_class(series)}" points="{path}"/>')
-        self.marks += [f'<circle class="f{_colour(series)}" cx="{x}" cy="{y}" r="3"/>' for x, y in places]
-
-    def whisker(self, x: float, interval: Interval, series: int) -> None:
-        if interval.low is not None and interval.high is not None:
-            path = f"M{self.x(x):.1f} {self.y(interval.low):.1f}V{self.y(interval.high):.1f}"
-            self.marks.append(f'<path class="thin s{_colour(series)}" d="{path}"/>')
-
-    def diamond(self, x: float, y: float, series: int) -> None:
-        corners = f"M{self.x(x):.1f} {self.y(y) - 7:.1f}l7 7l-7 7l-7 -7z"
-        self.marks.append(f'<path class="{_line_class(series)} hollow" d="{corners}"/>')
-
-    def level(self, y: float, name: str, dashed: bool = False) -> None:
-        kind = "level dashed" if dashed else "level"
-        self.marks.append(f'<path class="{kind}" d="M{_LEFT} {self.y(y):.1f}H{_WIDTH - _RIGHT}"/>')
-        self.key(f'<path class="{kind}" d="M0 0H22"/>', name)
-
-    def bar(self, x: float, bottom: float, top: float, series: int) -> None:
-        width, high, low = min(36.0, 0.6 * (self.x(2) - self.x(1))), self.y(top), self.y(bottom)
-        self.marks.append(
-            f'<rect class="f{_colour(series)}" x="{self.x(x) - width / 2:.1f}" y="{high:.1f}" '
-            f'width="{width:.1f}" height="{max(low - high, 0):.1f}"/>'
-        )
-
-    def key(self, mark: str, name: str) -> None:
-        self.legend.append(mark + _text("ink", 32, 4, name))
-
-    def key_line(self, series: int, name: str) -> None:
-        circle = f'<circle class="f{_colour(series)}" cx="11" r="3"/>'
-        self.key(f'<path class="{_line_class(series)}" d="M0 0H22"/>{circle}', _short(name))
-
-    def svg(self) -> str:
-        bottom = _TOP + _PLOT_HEIGHT
-        height = bottom + 58 + _ROW * len(self.legend)
-        keys = enumerate(self.legend)
-        size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
-        lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
-            f"<title>{escape(self.title)}</title>",
-            f"<style>{_STYLE}</style>",
-            f'<rect class="paper" width="{_WIDTH}" height="{height}"/>',
-            _text("ink head", _LEFT, 24, _short(self.title)),
-            _text("soft", _LEFT, 44, self.y_title),
-            _text("soft", _WIDTH - _RIGHT, bottom + 38, self.x_title, "end"),
-            *self._grid(),
-            *self.marks,
-            *(f'<g transform="translate({_LEFT} {bottom + 62 + _ROW * row})">{entry}</g>' for row, entry in keys),
-        ]
-        return "\n".join([*lines, "</svg>\n"])
-
-    def _grid(self) -> Iterator[str]:
-        for value in _ticks(self.low, self.high):
-            y = self.y(value)
-            yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
-            yield _text("soft", _LEFT - 8, y + 4, f"{value:g}{self.unit}", "end")
-        every = max(1, math.ceil(self.columns / 16))
-        for number in range(1, self.columns + 1):
-            if number == 1 or number % every == 0:
-                yield _text("soft", self.x(number), _TOP + _PLOT_HEIGHT + 18, str(number), "middle")
-
-
-def _speedup(recommendation: Recommendation) -> str:
-    drafts, measured = by_draft(recommendation), _measured(recommendation)
-    low, high = speedup_span(recommendation)
-    picture = _Picture(
-        title=f"Speed-up at T = {recommendation.temperature:g}",
-        columns=max(deepest(series).num_speculative_tokens for series in drafts.values()),
-        low=low,
-        high=high,
-        x_title="K, num_speculative_tokens",
-        y_title="tokens per second over plain decoding's, with 95% intervals",
-        unit="×",
+def _svg(figure: "Figure") -> str:
+    """A reader's dark ground takes each colour for its dark twin."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    twins = (
+        f'[style*="{kind}: {light}"]{{{kind}:{dark}!important}}'
+        for light, dark in _DARK.items()
+        for kind in ("fill", "stroke")
     )
+    style = f"<style>@media(prefers-color-scheme:dark){{{''.join(twins)}}}</style>"
+    return text.getvalue().replace("<defs>", f"<defs>\n  {style}", 1)
+
+
+def _panels(title: str, x_title: str, y_title: str, count: int = 1, keys: int = 1) -> tuple["Figure", list["Axes"]]:
+    """Side by side, three in a row, on one scale; room below for so many keys."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    rows, columns = -(-count // 3), min(count, 3)
+    figure = Figure(figsize=(7.2, 1 + 3.2 * rows + 0.22 * keys), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
+    figure.suptitle(_short(title), x=0.01, ha="left", fontweight="bold")
+    for panel in panels[-columns:]:
+        panel.set_xlabel(x_title)
+    figure.supylabel(y_title, color=_SOFT, fontsize="medium")
+    panels[0].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return figure, panels
+
+
+def _keyed(figure: "Figure", panel: "Axes") -> "Figure":
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower left")
+    return figure
+
+
+def _look(number: int) -> dict[str, Any]:
+    """No two drafts look alike."""
+    stroke = _STROKES[number // len(_COLOURS) % len(_STROKES)]
+    return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": stroke, "marker": "o", "markersize": 4}
+
+
+def _whiskers(panel: "Axes", places: Sequence[float], intervals: Sequence[Interval], **look: Any) -> None:
+    """Points with their intervals, where they have one."""
+    ends = [(i.estimate - (i.low or i.estimate), (i.high or i.estimate) - i.estimate) for i in intervals]
+    panel.errorbar(places, [i.estimate for i in intervals], yerr=list(zip(*ends, strict=True)), **look)
+
+
+def _speedup(recommendation: Recommendation) -> "Figure":
+    drafts, measured = by_draft(recommendation), _measured(recommendation)
+    title = f"Speed-up at T = {recommendation.temperature:g}, with 95% intervals"
+    figure, (panel,) = _panels(title, "K, num_speculative_tokens", "times plain decoding", keys=len(drafts) + 3)
     for number, (draft, series) in enumerate(drafts.items()):
         aside = (number - (len(drafts) - 1) / 2) * min(0.08, 0.5 / len(drafts))  # no whisker covers another
-        picture.line([(c.num_speculative_tokens + aside, c.speedup.estimate) for c in series], number)
-        for candidate in series:
-            picture.whisker(candidate.num_speculative_tokens + aside, candidate.speedup, number)
-        for decoded in (setting for setting in measured if setting.draft == draft):
-            at = decoded.num_speculative_tokens + aside + 0.12
-            picture.whisker(at, decoded.measured, number)
-            picture.diamond(at, decoded.measured_speedup, number)
-        picture.key_line(number, draft)
-    if measured:
-        mark = '<path class="line soft-line hollow" d="M11 -7l7 7l-7 7l-7 -7z"/>'
-        picture.key(mark, "measured: held-out prompts decoded for real")
-    picture.level(1.0, "plain decoding")
-    picture.level(recommendation.min_gain, f"worth it above {recommendation.min_gain:.2f}×", dashed=True)
-    return picture.svg()
+        places = [candidate.num_speculative_tokens + aside for candidate in series]
+        _whiskers(panel, places, [candidate.speedup for candidate in series], label=_short(draft), **_look(number))
+        decoded = [setting for setting in measured if setting.draft == draft]
+        if decoded:
+            places = [setting.num_speculative_tokens + aside + 0.12 for setting in decoded]
+            diamond = {**_look(number), "linestyle": "", "marker": "D", "markersize": 8, "markerfacecolor": "none"}
+            label = "measured: held-out prompts decoded for real"
+            _whiskers(panel, places, [setting.measured for setting in decoded], label=label, **diamond)
+    panel.axhline(1.0, color=_SOFT, label="plain decoding")
+    bound = recommendation.min_gain
+    panel.axhline(bound, color=_SOFT, linestyle="--", label=f"worth it above {bound:.2f}×")
+    panel.set_ylim(*speedup_span(recommendation))
+    return _keyed(figure, panel)
+
+
+def _acceptance(recommendation: Recommendation) -> "Figure":
+    drafts, temperature = by_draft(recommendation), recommendation.temperature
+    alphas = {fit.draft: fit.alpha for fit in recommendation.formula if fit.temperature == temperature}
+    title = f"Acceptance by position at T = {temperature:g}"
+    figure, (panel,) = _panels(title, "position in the round", "accepted, once reached", keys=2 * len(drafts))
+    for number, (draft, series) in enumerate(drafts.items()):
+        rates = enumerate(deepest(series).conditional_acceptance_rate, start=1)
+        reached = [(place, rate) for place, rate in rates if rate is not None]
+        panel.plot(*zip(*reached, strict=True), label=_short(draft), **_look(number)) if reached else None
+        if draft in alphas:
+            look = {"color": _look(number)["color"], "linestyle": "-.", "linewidth": 0.8}
+            panel.axhline(alphas[draft], label=f"the formula's one α = {alphas[draft]:.2f}", **look)
+    panel.set_ylim(0, 1)
+    return _keyed(figure, panel)
+
+
+def _round(recommendation: Recommendation) -> "Figure":
+    drafts, plain_ms = by_draft(recommendation), 1e3 * recommendation.best_candidate.plain_s
+    title, x_title = "What a round's time goes into", "K, num_speculative_tokens"
+    figure, panels = _panels(title, x_title, "milliseconds a round", count=len(drafts), keys=4)
+    for panel, (draft, series) in zip(panels, drafts.items(), strict=False):
+        places, bottom = [candidate.num_speculative_tokens for candidate in series], [0.0] * len(series)
+        for colour, (part, label) in zip(_COLOURS, _PARTS.items(), strict=False):
+            heights = [1e3 * getattr(candidate, part) for candidate in series]
+            panel.bar(places, heights, 0.6, bottom=bottom, color=colour, label=label)
+            bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
+        panel.axhline(plain_ms, color=_SOFT, label="a plain step")
+        panel.set_title(_short(draft, 72 // min(len(drafts), 3)), fontsize="small", fontweight="normal")
+    for panel in panels[len(drafts) :]:
+        panel.set_axis_off()
+    return _keyed(figure, panels[0])
+
+
+def _category(recommendation: Recommendation) -> "Figure":
+    best, kinds = recommendation.best_candidate, [kind for kind in recommendation.by_category if kind.speedup]
+    title = f"Speed-up of {best.draft}, K = {best.num_speculative_tokens}, by category"
+    figure, (panel,) = _panels(title, "few prompts each: none of them decides", "times plain decoding", keys=2)
+    look = {**_look(0), "linestyle": ""}
+    _whiskers(panel, range(len(kinds)), [kind.speedup for kind in kinds if kind.speedup], **look) if kinds else None
+    panel.set_xticks(range(len(kinds)), [_short(kind.category, 14) for kind in kinds])
+    panel.set_xlim(-0.5, max(len(kinds), 1) - 0.5)
+    panel.axhline(1.0, color=_SOFT, label="plain decoding")
+    return _keyed(figure, panel)
+
+
+def _measured(recommendation: Recommendation) -> list[ConfirmedSetting]:
+    decoded = recommendation.confirmation.settings if recommendation.confirmation else []
+    return [setting for setting in decoded if setting.temperature == recommendation.temperature]
+
+
+def _short(name: str, longest: int = _LONGEST_NAME) -> str:
+    """The end of a long name: of a path, that tells most."""
+    return name if len(name) <= longest else "…" + name[1 - longest :]
 
 
 def speedup_span(recommendation: Recommendation) -> tuple[float, float]:
@@ -149,55 +170,9 @@ def speedup_span(recommendation: Recommendation) -> tuple[float, float]:
     return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
 
-def _measured(recommendation: Recommendation) -> list[ConfirmedSetting]:
-    decoded = recommendation.confirmation.settings if recommendation.confirmation else []
-    return [setting for setting in decoded if setting.temperature == recommendation.temperature]
-
-
 def deepest(series: Sequence[Candidate]) -> Candidate:
     """The one of the largest K."""
     return max(series, key=lambda candidate: candidate.num_speculative_tokens)
-
-
-def _acceptance(recommendation: Recommendation) -> str:
-    longest = {draft: deepest(series) for draft, series in by_draft(recommendation).items()}
-    picture = _Picture(
-        title=f"Acceptance by position at T = {recommendation.temperature:g}",
-        columns=max(candidate.num_speculative_tokens for candidate in longest.values()),
-        low=0.0,
-        high=1.0,
-        x_title="position in the round",
-        y_title="share of proposals accepted, once those before were",
-    )
-    for number, (draft, candidate) in enumerate(longest.items()):
-        rates = enumerate(candidate.conditional_acceptance_rate, start=1)
-        picture.line(((place, rate) for place, rate in rates if rate is not None), number)
-        picture.key_line(number, draft)
-    return picture.svg()
-
-
-def _round(recommendation: Recommendation) -> str:
-    best = recommendation.best_candidate
-    series = by_draft(recommendation)[best.draft]
-    longest = 1e3 * max(*(c.draft_s + c.verify_s + c.overhead_s for c in series), best.plain_s)
-    picture = _Picture(
-        title=f"A round of {best.draft}",
-        columns=deepest(series).num_speculative_tokens,
-        low=0.0,
-        high=longest * 1.12,
-        x_title="K, num_speculative_tokens",
-        y_title="milliseconds a round",
-    )
-    for candidate in series:
-        bottom = 0.0
-        for number, seconds in enumerate((candidate.verify_s, candidate.draft_s, candidate.overhead_s)):
-            top = bottom + 1e3 * seconds
-            picture.bar(candidate.num_speculative_tokens, bottom, top, number)
-            bottom = top
-    for number, name in enumerate(("verify: the target over K + 1 tokens", "draft", "overhead: the loop around them")):
-        picture.key(f'<rect class="f{number}" x="4" y="-6" width="14" height="12"/>', name)
-    picture.level(1e3 * best.plain_s, "a plain step")
-    return picture.svg()
 
 
 def by_draft(recommendation: Recommendation) -> Mapping[str, list[Candidate]]:
@@ -207,51 +182,3 @@ def by_draft(recommendation: Recommendation) -> Mapping[str, list[Candidate]]:
         if candidate.temperature == recommendation.temperature:
             drafts.setdefault(candidate.draft, []).append(candidate)
     return drafts
-
-
-def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _colour(series: int) -> int:
-    return series % len(_COLOURS)
-
-
-def _line_class(series: int) -> str:
-    dash = series // len(_COLOURS) % len(_DASHES)
-    return f"line s{_colour(series)}" + (f" d{dash}" if dash else "")
-
-
-def _short(name: str) -> str:
-    """The end of a long name: of a path, that tells most."""
-    return name if len(name) <= _LONGEST_NAME else "…" + name[1 - _LONGEST_NAME :]
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between, four to nine of them."""
-    step = 10.0 ** math.floor(math.log10((high - low) / 4))
-    step = next(step * factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= 9)
-    first = math.ceil(low / step)
-    return [round(index * step, 10) for index in range(first, math.floor(high / step) + 1)]
-
-
-def _rules(paper: str, ink: str, soft: str, grid: str, shade: int) -> str:
-    colours = "".join(
-        f".s{number}{{stroke:{pair[shade]}}}.f{number}{{fill:{pair[shade]}}}" for number, pair in enumerate(_COLOURS)
-    )
-    return (
-        f".paper{{fill:{paper}}}.ink{{fill:{ink}}}.soft{{fill:{soft}}}.grid{{stroke:{grid}}}"
-        f".level{{stroke:{soft}}}.soft-line{{stroke:{soft}}}.hollow{{fill:{paper}}}{colours}"
-    )
-
-
-_STYLE = (
-    "text{font:13px system-ui,sans-serif}.head{font-weight:600;font-size:15px}"
-    ".line{fill:none;stroke-width:2}.thin{stroke-width:1.2}.soft-line{stroke-width:2}"
-    + "".join(f".d{number}{{stroke-dasharray:{dash}}}" for number, dash in enumerate(_DASHES) if dash)
-    + ".level{stroke-width:1.2}.dashed{stroke-dasharray:5 4}"
-    + _rules("#ffffff", "#1f2328", "#59636e", "#e4e8ec", 0)
-    + "@media(prefers-color-scheme:dark){"
-    + _rules("#0d1117", "#f0f6fc", "#9198a1", "#262c36", 1)
-    + "}"
-)

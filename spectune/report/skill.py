@@ -18,6 +18,7 @@ _PICTURES = {
     "speedup": "Speed-up against K, with intervals and what was measured",
     "acceptance": "Acceptance by position in the round",
     "round": "What a round's time goes into",
+    "category": "Speed-up by category",
 }
 _BY_CATEGORY = (
     "The best candidate on each kind of text. Few prompts each: the intervals are wide, and none of them decides."

@@ -20,6 +20,7 @@ ACCEPTED = (
 _DATASET = "hf:"
 _GZIP = b"\x1f\x8b"
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".txt": "text"}
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
 _LONGEST_FIELD = 2**31 - 1
 
 Item = tuple[str, Any]  # where it stands, as an error says it; an object, or text
@@ -85,8 +86,9 @@ def _items(text: str, kind: str | None, name: str) -> Iterable[Item]:
     opening = text.lstrip()[:1]
     if kind is None:
         kind = {"[": "json", "{": "jsonl"}.get(opening, "text")
-    readers = {"json": _json_list, "jsonl": _json_lines, "csv": _comma_rows, "tsv": _tab_rows, "text": _text_lines}
-    return readers[kind](text, name)
+    if kind in _SEPARATORS:
+        return _csv_rows(text, _SEPARATORS[kind], name)
+    return {"json": _json_list, "jsonl": _json_lines, "text": _text_lines}[kind](text, name)
 
 
 def _text_lines(text: str, name: str) -> Iterator[Item]:
@@ -116,14 +118,6 @@ def _parsed(text: str, where: str) -> Any:
         line = f" line {error.lineno}" if isinstance(error, json.JSONDecodeError) and "\n" in text.strip() else ""
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise ConfigError(f"workload {where}{line} is not JSON: {reason}", f"expected {ACCEPTED}") from error
-
-
-def _comma_rows(text: str, name: str) -> Iterator[Item]:
-    return _csv_rows(text, ",", name)
-
-
-def _tab_rows(text: str, name: str) -> Iterator[Item]:
-    return _csv_rows(text, "\t", name)
 
 
 def _csv_rows(text: str, delimiter: str, name: str) -> Iterator[Item]:

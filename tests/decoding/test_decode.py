@@ -30,6 +30,7 @@ from tests.toys import (
     SilentProgress,
     TableScorer,
     divergences,
+    followers,
     full_logits,
     g_test,
     greedy_reference,
@@ -55,18 +56,21 @@ DRAFTS = {
 PROMPT = [0, 1, 2, 0, 1]
 
 
-def table_joint(tokens: int, temperature: float, **options) -> np.ndarray:
+def table_joint(tokens: int, **options) -> np.ndarray:
     def next_law(token_ids: list[int]) -> np.ndarray:
-        return transformed_law(TARGET_TABLE[token_ids[-2], token_ids[-1]], temperature, **options)
+        return transformed_law(TARGET_TABLE[token_ids[-2], token_ids[-1]], **options)
 
     return joint_law(next_law, PROMPT, tokens)
 
 
-def assert_same_law(counts: np.ndarray, law: np.ndarray) -> None:
-    """G-test, KL and total variation, with enough samples for plain sampling to be well inside the bounds."""
+def assert_same_law(counts: np.ndarray, law: np.ndarray, laws: int = 1) -> None:
+    """G-test, KL and total variation, with enough samples for plain sampling to be well inside the bounds.
+
+    `law` may be several, each weighted as it was drawn from.
+    """
     kl, variation = divergences(counts, law)
     kl_floor, variation_floor = sampling_floor(law, int(counts.sum()))
-    p_value = g_test(counts, law)
+    p_value = g_test(counts, law, laws)
     print(
         f"\n{int(counts.sum())} samples, {int((law > 0).sum())} outcomes: p {p_value:.3f}, "
         f"KL {kl:.5f} (plain sampling {kl_floor:.5f}), TV {variation:.4f} (plain sampling {variation_floor:.4f})"
@@ -77,19 +81,28 @@ def assert_same_law(counts: np.ndarray, law: np.ndarray) -> None:
     assert variation < 0.01
 
 
-@pytest.mark.parametrize(
-    ("draft", "K", "samples", "options"),
-    [("draft", 1, 22_000, {"temperature": 0.7}), ("n-gram", 3, 16_000, {"temperature": 0.7, "top_p": 0.9})],
-)
-def test_two_tokens_have_the_joint_law_of_the_target(draft, K, samples, options):
-    counts = speculative_counts(TARGET, DRAFTS[draft], PROMPT, K, samples, (3, 3), **options)
-    assert_same_law(counts, table_joint(2, **options))
-
-
-def test_one_token_has_the_law_of_the_target():
-    options = {"temperature": 1.0}
-    counts = speculative_counts(TARGET, DRAFTS["draft"], PROMPT, 1, 10_000, (3,), **options)
+@pytest.mark.parametrize(("draft", "options"), [
+    ("draft", {"temperature": 0.7}), ("n-gram", {"temperature": 0.7, "top_p": 0.9})
+])  # fmt: skip
+def test_the_first_token_has_the_law_of_the_target(draft, options):
+    counts = speculative_counts(TARGET, DRAFTS[draft], PROMPT, 1, 10_000, (3,), **options)
     assert_same_law(counts, table_joint(1, **options))
+
+
+@pytest.mark.parametrize(
+    ("draft", "K", "options"),
+    [
+        ("draft", 1, {"temperature": 0.7}),
+        ("draft of two tokens' context", 3, {"temperature": 1.0, "top_k": 2}),
+        ("n-gram", 3, {"temperature": 0.7, "top_p": 0.9}),
+    ],
+)
+def test_what_follows_a_token_has_the_law_of_the_target(draft, K, options):
+    """Along whole texts: at any place of a round, behind whatever was accepted or not."""
+    table = random_table(5, vocab=3, order=1, scale=1.8)
+    counts = followers(TableScorer(table), DRAFTS[draft], PROMPT, K, 180, 100, **options)
+    laws, drawn = np.array([transformed_law(row, **options) for row in table]), counts.sum(-1, keepdims=True)
+    assert_same_law(counts, laws * drawn / drawn.sum(), laws=len(laws))
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -108,7 +121,7 @@ def test_one_token_has_the_law_of_the_target():
 )
 def test_three_tokens_have_the_joint_law_of_the_target(draft, K, options):
     """Three tokens at K = 1 span two rounds, whatever is accepted."""
-    counts = speculative_counts(TARGET, DRAFTS[draft], PROMPT, K, 1_000, (3, 3, 3), **options)
+    counts = speculative_counts(TARGET, DRAFTS[draft], PROMPT, K, 500, (3, 3, 3), **options)
     assert g_test(counts, table_joint(3, **options)) > 0.001
 
 
@@ -157,13 +170,14 @@ def bonus_from_the_law_before_it(draft_token_ids, draft_probs, target_probs, uni
     ],
 )
 def test_wrong_rules_are_caught_by_the_same_comparison(monkeypatch, module, name, mutant):
-    samples, options = 1_000, {"temperature": 1.0}
-    law = table_joint(2, **options)
-    right = speculative_counts(TARGET, DRAFTS["draft"], PROMPT, 1, samples, (3, 3), **options)
     monkeypatch.setattr(module, name, mutant)
-    wrong = speculative_counts(TARGET, DRAFTS["draft"], PROMPT, 1, samples, (3, 3), **options)
-    assert g_test(right, law) > 0.001
-    assert g_test(wrong, law) < 1e-6
+    wrong = speculative_counts(TARGET, DRAFTS["draft"], PROMPT, 1, 1_000, (3, 3), temperature=1.0)
+    assert g_test(wrong, table_joint(2, temperature=1.0)) < 1e-6
+
+
+def test_the_right_rule_passes_that_comparison():
+    right = speculative_counts(TARGET, DRAFTS["draft"], PROMPT, 1, 1_000, (3, 3), temperature=1.0)
+    assert g_test(right, table_joint(2, temperature=1.0)) > 0.001
 
 
 # --- limits, ends and refusals --------------------------------------------------------------------------------------

@@ -26,12 +26,21 @@ def models(tmp_path_factory) -> tuple[str, str]:
     return save_checkpoint(folder / "target"), save_checkpoint(folder / "draft", seed=1)
 
 
-@pytest.fixture(scope="module")
-def workload(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("workload") / "w.jsonl"
-    lines = [{"prompt": " ".join([*WORDS[i % 40 : i % 40 + 5 + i % 7], WORDS[i // 40]])} for i in range(160)]
+def prompts(folder: Path, count: int) -> str:
+    path = folder / "w.jsonl"
+    lines = [{"prompt": " ".join([*WORDS[i % 40 : i % 40 + 5 + i % 7], WORDS[i // 40]])} for i in range(count)]
     path.write_text("\n".join(map(json.dumps, lines)))
     return str(path)
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory) -> str:
+    return prompts(tmp_path_factory.mktemp("workload"), 160)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory) -> str:
+    return prompts(tmp_path_factory.mktemp("few"), 32)
 
 
 def arguments(models, workload, output, *options: str) -> list[str]:
@@ -91,9 +100,9 @@ def test_killed_at_any_moment_the_same_command_ends_at_the_same_tape(models, wor
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p"]
 
 
-def test_an_interrupt_is_one_clear_ending(models, workload, tmp_path) -> None:
+def test_an_interrupt_is_one_clear_ending(models, few, tmp_path) -> None:
     output = tmp_path / "p"
-    code, said = stopped(arguments(models, workload, output), output, 2, signal.SIGINT)
+    code, said = stopped(arguments(models, few, output), output, 2, signal.SIGINT)
     assert code == 130
     assert said.splitlines()[-2:] == ["error: interrupted", "try:   the same command again; a profile goes on from "
                                       "what is finished"]  # fmt: skip
@@ -101,9 +110,9 @@ def test_an_interrupt_is_one_clear_ending(models, workload, tmp_path) -> None:
     assert not output.exists()
 
 
-def test_what_was_finished_is_not_done_again(models, workload, tmp_path, monkeypatch, capsys) -> None:
+def test_what_was_finished_is_not_done_again(models, few, tmp_path, monkeypatch, capsys) -> None:
     output = tmp_path / "p"
-    command = arguments(models, workload, output)
+    command = arguments(models, few, output)
 
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
@@ -134,9 +143,9 @@ def test_what_was_finished_is_not_done_again(models, workload, tmp_path, monkeyp
     assert not unfinished(output).exists()
 
 
-def test_a_profile_of_other_settings_stays_unless_forced(models, workload, whole, tmp_path, capsys) -> None:
+def test_a_profile_of_other_settings_stays_unless_forced(models, few, tmp_path, capsys) -> None:
     output = tmp_path / "p"
-    command = arguments(models, workload, output, "--temperature", "0")
+    command = arguments(models, few, output, "--temperature", "0")
     assert run(command) == 0
     before = (output / "costs.parquet").read_bytes()
     assert run(command) == 0
@@ -146,7 +155,7 @@ def test_a_profile_of_other_settings_stays_unless_forced(models, workload, whole
     error = capsys.readouterr().err
     assert "holds a profile of other settings: max_k (3, now 2), seed (0, now 5)" in error
     assert "--force" in error
-    again = arguments((models[1], models[0]), workload, output, "--temperature", "0")
+    again = arguments((models[1], models[0]), few, output, "--temperature", "0")
     assert run(again) == 2
     assert (output / "costs.parquet").read_bytes() == before
     assert run([*command, "--max-k", "2", "--force"]) == 0
@@ -232,11 +241,11 @@ def test_out_of_memory_halves_the_batch_and_is_told(models, workload, tmp_path, 
     assert not (tmp_path / "none").exists()
 
 
-def test_without_text_everything_downstream_still_works(models, workload, tmp_path, capsys) -> None:
+def test_without_text_everything_downstream_still_works(models, few, tmp_path, capsys) -> None:
     answers = {}
     for name, options in (("text", ()), ("none", ("--no-text",))):
         output = tmp_path / name
-        assert run(arguments(models, workload, output, "--temperature", "0", "--temperature", "0.8", *options)) == 0
+        assert run(arguments(models, few, output, "--temperature", "0", "--temperature", "0.8", *options)) == 0
         saved = load_profile(output)
         texts = [saved.tape["token_ids"], saved.tape["prompt_token_ids"], saved.held_out["prompt_token_ids"]]
         assert [text.null_count for text in texts] == [len(text) if name == "none" else 0 for text in texts]

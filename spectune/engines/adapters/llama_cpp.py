@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from spectune.checkpoints.facts import ModelFacts
+from spectune.checkpoints.facts import OTHER_VOCABULARY, ModelFacts, texts_at
 from spectune.drafting_spec import DraftSpec
 from spectune.engines import preflight
 from spectune.engines.engine import ConfigText, Engine, for_draft_models
@@ -77,7 +77,7 @@ def _method_findings(plan: Plan) -> Iterator[Finding]:
 
 
 def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
-    refusals = [error("vocabulary", said, preflight.OTHER_VOCABULARY) for said in _refusals(plan)]
+    refusals = [error("vocabulary", said, OTHER_VOCABULARY) for said in _refusals(plan)]
     yield from refusals or _uncompared_findings(plan.target, plan.drafting)
 
 
@@ -129,7 +129,7 @@ def _differing(target: ModelFacts, draft: ModelFacts) -> dict[int, str]:
         for token_id in named
         if token_id < size
     }
-    return {token_id: preflight.texts_at(token_id, *both) for token_id, both in texts.items() if both[0] != both[1]}
+    return {token_id: texts_at(token_id, *both) for token_id, both in texts.items() if both[0] != both[1]}
 
 
 def counts_of_series(series: Series) -> Counts | None:

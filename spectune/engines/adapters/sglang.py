@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
+from spectune.checkpoints.facts import OTHER_VOCABULARY
 from spectune.choice import LONGEST
 from spectune.drafting_spec import DraftSpec
 from spectune.engines import preflight
@@ -178,7 +179,7 @@ def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
     """STANDALONE compares sizes, then every token."""
     difference, rows = preflight.first_difference(plan), plan.unequal_rows
     if difference:
-        yield error("vocabulary", difference.message, preflight.OTHER_VOCABULARY)
+        yield error("vocabulary", difference.message, OTHER_VOCABULARY)
     elif rows:
         message = f"STANDALONE refuses embeddings of {rows[0]} and {rows[1]} rows, though the tokens are the same"
         yield error("padding", message, "pad the draft to the target's size, or use llama.cpp or transformers")
