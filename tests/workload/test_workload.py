@@ -118,7 +118,7 @@ def test_what_is_no_workload_is_refused_in_place(tmp_path, name, content, expect
     ("name", "content", "column", "expected"),
     [
         ("latin.jsonl", b'{"prompt": "caf\xe9"}', "", "not UTF-8 at byte 15"),
-        ("short.jsonl.gz", gzip.compress(b'{"prompt": "a"}' * 99)[:-9], "", "gzip ends early"),
+        ("short.jsonl.gz", gzip.compress(b'{"prompt": "a"}' * 99, mtime=0)[:-9], "", "gzip ends early"),
         ("torn.jsonl.gz", b"\x1f\x8bnonsense", "", "gzip is damaged"),
         ("w.csv", b"ask,category\na,b\n", ":prompt", "line 2 has no column 'prompt'"),
         ("w.jsonl", b'{"ask": "a"}\n{"b": 1}', ":ask", "line 2 has no column 'ask'"),
