@@ -3,8 +3,10 @@
 No other room, engines apart, asks for a method by its name: each asks for the property that it depends on.
 """
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from spectune.errors import ConfigError, may_hold_secrets
@@ -67,6 +69,9 @@ def measured_draft(spec: str) -> DraftSpec:
     if METHODS[draft.method].opener is None:
         problem = f"draft {spec!r} cannot be profiled: spectune measures draft models, n-gram and layer skip"
         raise ConfigError(problem, f"spectune doctor --draft {spec} tells whether an engine would run it")
+    near = difflib.get_close_matches(spec, [method.prefix for method in METHODS.values() if method.prefix], 1, 0.8)
+    if draft.model == spec and near and not Path(spec).exists():
+        raise ConfigError(f"there is no model {spec!r} here", f"did you mean {near[0]}? write ./{spec} for a folder")
     return draft
 
 

@@ -38,7 +38,7 @@ OTHER_VOCABULARY = (
     "use a draft of the target's family, or n-gram; vLLM (use_heterogeneous_vocab, greedy drafting) and transformers "
     "(universal assisted generation) can map vocabularies"
 )
-PADDING = re.compile(r"\[PAD\d+\]")  # how GGUF files fill up a vocabulary
+_PADDING = re.compile(r"\[PAD\d+\]")  # how GGUF files fill up a vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,11 @@ class ModelFacts:
     head: str | None = None  # its architecture, where that is one of a head
     target_hidden_size: int | None = None  # that a head is for, where it tells
     medusa_heads: int | None = None
+
+    @property
+    def words(self) -> dict[int, str]:
+        """Its tokens but those that only fill up a vocabulary."""
+        return {token_id: text for token_id, text in self.texts.items() if not _PADDING.fullmatch(text)}
 
 
 def texts_at(token_id: int, ours: str | None, theirs: str | None) -> str:

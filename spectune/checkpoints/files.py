@@ -33,6 +33,13 @@ def json_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def require_there(name: str) -> None:
+    """Raises: ConfigError for a path with nothing there; a name that is no path may be one of the hub's."""
+    path = Path(name).expanduser()
+    if (name.startswith((".", "/", "~")) or path.suffix == ".gguf") and not path.exists():
+        raise ConfigError(f"there is no folder or file {name}", "check the path")
+
+
 def folder_reader(folder: Path) -> JsonReader:
     """Reads JSON files of a folder. What it returns raises: ConfigError for what cannot be read."""
 

@@ -120,7 +120,8 @@ def _tell(run: Run) -> None:
     print(f"{'total':<8} {sum(told.seconds.values()):>8,.0f} s")
     free = "" if told.free_bytes == float("inf") else f" of {told.free_bytes / 1e9:,.1f} GB free"
     print(f"{'memory':<8} {told.memory_bytes / 1e9:>8,.1f} GB{free}")
-    print(f"{'disk':<8} {told.disk_bytes / 1e9:>8,.1f} GB")
+    disk, unit = (told.disk_bytes / 1e9, "GB") if told.disk_bytes > 1e8 else (told.disk_bytes / 1e6, "MB")
+    print(f"{'disk':<8} {disk:>8,.1f} {unit}")
     if told.memory_bytes > told.free_bytes:
         print("it will not fit, or only in smaller batches")
     if line := too_few(told.prompts):

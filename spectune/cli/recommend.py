@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from spectune.cli.files import write_whole
 from spectune.cli.options import argument, flag, option
-from spectune.errors import ConfigError, InsufficientDataError
+from spectune.errors import ConfigError, InsufficientDataError, reason_of
 
 if TYPE_CHECKING:
     from spectune.decide.recommendation import Recommendation
@@ -53,13 +53,15 @@ def recommend(
     skill = skill_markdown(decided, configs, {name: file for name, (file, _) in drawn.items()})
     if verify:
         return _verified(verify, skill)
-    for file, svg in drawn.values():
-        write_whole(output.with_name(file), svg)
-    write_whole(output, skill)
     if as_json:
         print(json.dumps(recommendation_object(decided, configs), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        print(_summary(decided, directory, output))
+        print(_summary(decided, directory))
+    for file, svg in drawn.values():  # after the verdict, which is seen where nothing can be written too
+        write_whole(output.with_name(file), svg)
+    write_whole(output, skill)
+    if not as_json:
+        print(f"wrote {shlex.quote(str(output))}")
     return InsufficientDataError.exit_code if decided.verdict == "insufficient-data" else 0
 
 
@@ -83,7 +85,8 @@ def _read_skill(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", "give a skill that spectune recommend wrote") from error
+        reason = reason_of(error) if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"{path} cannot be read: {reason}", "give a skill that spectune recommend wrote") from error
 
 
 def _verified(path: Path, skill: str) -> int:
@@ -95,7 +98,7 @@ def _verified(path: Path, skill: str) -> int:
     return 0 if follows else 1
 
 
-def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
+def _summary(decided: "Recommendation", directory: Path) -> str:
     from spectune.report.markdown import interval_text
     from spectune.report.skill import headline
 
@@ -104,7 +107,7 @@ def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
     real = f"not decoded for real yet: spectune confirm {shlex.quote(str(directory))}"
     if decoded:
         predicted = interval_text(decoded.predicted, "×")
-        real = f"decoded for real: {decoded.measured_speedup:.2f}×, predicted {predicted} for such a run"
+        real = f"decoded for real: {interval_text(decoded.measured, '×')}, predicted {predicted} for such a run"
     lines = [
         headline(decided),
         *(f"at T = {a.temperature:g}: {a.verdict}, best {a.speedup.estimate:.2f}×" for a in others),
@@ -116,6 +119,5 @@ def _summary(decided: "Recommendation", directory: Path, output: Path) -> str:
         " · ".join(f"{kind.category} {kind.speedup.estimate:.2f}×" for kind in decided.by_category if kind.speedup),
         *(f"because {reason}" for reason in decided.reasons),
         real,
-        f"wrote {shlex.quote(str(output))}",
     ]
     return "\n".join(lines)

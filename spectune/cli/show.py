@@ -31,10 +31,10 @@ def show(
     width = max(console.width - _LABEL, _NARROWEST)
     for title, lines in (
         (f"speed-up at T = {answer.temperature:g}, 95% intervals; │ is plain decoding", _speedups(answer, width)),
-        ("acceptance by position", _acceptances(answer, width)),
+        ("acceptance by position: once reached, and of all rounds, as engines print it", _acceptances(answer, width)),
         (f"a round of {answer.best_candidate.draft} in ms: █ verify ▒ draft ░ overhead", _rounds(answer, width)),
     ):
-        console.print(title, style="bold")
+        console.print(title, style="bold", soft_wrap=True)
         for line in lines:
             console.print(line, soft_wrap=True)
         console.print()
@@ -44,6 +44,7 @@ def _speedups(answer: "Recommendation", width: int) -> Iterator[str]:
     from spectune.report.figures import by_draft, speedup_span
 
     low, high = speedup_span(answer)
+    yield _row("", "", f"{low:<{width - 4}.2f}{high:.2f}")
     for draft, series in by_draft(answer).items():
         yield draft
         for candidate in series:
@@ -59,16 +60,18 @@ def _row(label: str, figure: str, bar: str) -> str:
 
 
 def _whisker(interval: "Interval", mark: str, low: float, high: float, width: int) -> str:
-    """├──●──┤ on a line from low to high, with │ at 1."""
+    """├──●──┤ on a line from low to high, an arrow where it goes on beyond, with │ at 1."""
 
     def column(value: float) -> int:
         return round((min(max(value, low), high) - low) / (high - low) * (width - 1))
 
-    cells = [" "] * width
-    cells[column(1.0)] = "│"
+    cells, plain = [" "] * width, column(1.0)
     if interval.low is not None and interval.high is not None:
         first, last = column(interval.low), column(interval.high)
-        cells[first : last + 1] = ["├", *"─" * (last - first - 1), "┤"] if last > first else ["─"]
+        cells[first : last + 1] = "─" * (last - first + 1)
+        if last > first:
+            cells[first], cells[last] = "◂" if interval.low < low else "├", "▸" if interval.high > high else "┤"
+    cells[plain] = {" ": "│", "─": "┼"}.get(cells[plain], cells[plain])
     cells[column(interval.estimate)] = mark
     return "".join(cells).rstrip()
 
@@ -77,10 +80,12 @@ def _acceptances(answer: "Recommendation", width: int) -> Iterator[str]:
     from spectune.report.figures import by_draft, deepest
 
     for draft, series in by_draft(answer).items():
-        yield draft
-        for place, rate in enumerate(deepest(series).conditional_acceptance_rate, start=1):
-            figure = "never" if rate is None else f"{rate:.2f}"
-            yield _row(str(place), figure, "█" * round((rate or 0.0) * width))
+        longest = deepest(series)
+        yield f"{draft}, K = {longest.num_speculative_tokens}"
+        rates = zip(longest.conditional_acceptance_rate, longest.cumulative_acceptance_rate, strict=True)
+        for place, (rate, of_all) in enumerate(rates, start=1):
+            figures = ["never" if value is None else f"{value:.2f}" for value in (rate, of_all)]
+            yield _row(f"{place:<2}{figures[0]}", figures[1], "█" * round((rate or 0.0) * width))
 
 
 def _rounds(answer: "Recommendation", width: int) -> Iterator[str]:

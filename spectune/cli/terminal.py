@@ -129,7 +129,7 @@ def _errors(confirmation: Confirmation) -> Iterator[str]:
     yield f"method error {confirmation.median_method_error:.1%} in the median, {worst}"
     yield f"without replay: “nothing changes” {nulls.always_one:.1%}, formula with a cost ratio {nulls.geometric:.1%}"
     if inside is not None:
-        yield f"{inside:.0%} of the measured figures fell into the predicted interval"
+        yield f"{inside:.0%} of the measured figures lie inside the predicted interval"
     if changed := machine_change(confirmation):
         yield changed
 

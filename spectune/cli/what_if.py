@@ -34,7 +34,8 @@ def what_if(
         "break_even_num_speculative_tokens": reported,
         "break_even_alpha": break_even_alpha(reported, costs[reported]),
     }
-    print(json.dumps(result, indent=2, allow_nan=False) if as_json else _text(result))
+    assumes = ["verifying K + 1 tokens is taken to cost one plain step: measured rounds say more"] if cost_ratio else []
+    print(json.dumps(result, indent=2, allow_nan=False) if as_json else "\n".join([_text(result), *assumes]))
 
 
 def _round_costs(
@@ -54,6 +55,8 @@ def _round_costs(
         if value is None or not 0 < value < float("inf"):
             raise ConfigError(f"{name} is {value}", "give a positive number of seconds")
     assert plain_s is not None
+    if max_k is not None and len(round_s) > 1:
+        raise ConfigError("--max-k does not go with several --round-s", "leave it out: they are of K = 1, 2, …")
     if len(round_s) == 1:
         return {max_k or 1: round_s[0] / plain_s}
     return {k: value / plain_s for k, value in enumerate(round_s, start=1)}
@@ -66,7 +69,8 @@ def _text(result: dict[str, Any]) -> str:
         k, tokens, speedup = row.values()
         lines.append(f"{k:>4}  {tokens:>12.3f}  {speedup:>8.3f}" + ("  ← best" if k == best else ""))
     if best == 0:
-        lines.append("plain decoding is fastest: no K reaches 1.0×")
+        tried = "no K reaches" if len(result["rows"]) > 1 else "this round does not reach"
+        lines.append(f"plain decoding is fastest: {tried} 1.0×")
     k = result["break_even_num_speculative_tokens"]
     loses = f"at K = {k} even a perfect draft loses: the round takes longer than {k + 1} plain steps"
     lines.append(loses if alpha is None else f"at K = {k} it breaks even at α = {alpha:.3f}")

@@ -84,7 +84,7 @@ def notices(decision: Decision, settings: Sequence[Setting], formula: Sequence[F
         advice = "profile on a quiet machine, or with more --budget-s"
         yield Notice(code="noisy-costs", message=message, advice=advice)
     if decoded and predicted is not None and predicted > MIN_GAIN and decoded.measured_speedup <= MIN_GAIN:
-        message = f"real decoding of held-out prompts gained {decoded.measured_speedup:.2f}× only"
+        message = f"real decoding of held-out prompts reached {decoded.measured_speedup:.2f}× only"
         yield Notice(code="unconfirmed", message=message, advice="profile more prompts and confirm again")
 
 

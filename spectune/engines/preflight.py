@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeGuard
 
-from spectune.checkpoints.facts import OTHER_VOCABULARY, PADDING, ModelFacts, texts_at
+from spectune.checkpoints.facts import OTHER_VOCABULARY, ModelFacts, texts_at
 from spectune.drafting_spec import DraftSpec
 
 CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  # as the engines call it
@@ -71,10 +71,7 @@ def first_difference(plan: Plan) -> Difference | None:
 
     None where all agree, and where one of them is not known. Tokens that only fill up a vocabulary are none.
     """
-    ours, theirs = (
-        {token_id: text for token_id, text in model.texts.items() if not PADDING.fullmatch(text)}
-        for model in (plan.target, plan.drafting)
-    )
+    ours, theirs = plan.target.words, plan.drafting.words
     other_texts = [token_id for token_id in ours.keys() & theirs.keys() if ours[token_id] != theirs[token_id]]
     first = min(other_texts or ours.keys() ^ theirs.keys(), default=None)
     if not ours or not theirs or first is None:

@@ -9,9 +9,11 @@ from statistics import median
 import torch
 
 from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
+from spectune.checkpoints.facts import OTHER_VOCABULARY, model_facts, texts_at
+from spectune.checkpoints.files import require_there
 from spectune.checkpoints.size import ModelSize, hub_size, model_size
 from spectune.drafting_spec import measured_draft, method_of
-from spectune.errors import ConfigError
+from spectune.errors import ConfigError, IncompatibleModelsError
 from spectune.measure.cost import FEWEST_PASSES, PLAIN_STEPS_OF_A_PASS, USUAL_WARM_UP_PASSES, round_shapes, verify_sizes
 from spectune.measure.recording import ROWS_PER_BATCH
 from spectune.measure.rounds import Stopwatch
@@ -56,6 +58,7 @@ def estimate_run(run: Run) -> Estimate:
     machine = _tested(device, dtype)
     target, unpacking = _sized(run.target)
     drafts = [(spec, *_draft_size(spec, target)) for spec in run.draft]
+    _require_fitting(run)
     prompts = [_tokens(prompt) for prompt in load_workload(run.workload).profiled]
     temperatures = len(set(run.temperature)) or 2
     own = [size for spec, size, _ in drafts if method_of(spec).weights != "target"]
@@ -81,6 +84,21 @@ def estimate_run(run: Run) -> Estimate:
     )
 
 
+def _require_fitting(run: Run) -> None:
+    """Refuse the drafts that loading would refuse, by the models' configs and tokenizers. Raises as open_draft."""
+    target = model_facts(run.target or str(embedded_gguf()))
+    for draft in map(measured_draft, run.draft):
+        if target.layers is not None and draft.layers >= target.layers:
+            problem = f"{draft.text} does not cut the target, which has {target.layers} layers"
+            raise ConfigError(problem, f"give layers:1 to layers:{target.layers - 1}")
+        ours, theirs = target.words, model_facts(draft.model).words if draft.model else {}
+        differing = (token_id for token_id in ours.keys() | theirs.keys() if ours.get(token_id) != theirs.get(token_id))
+        first = min(differing, default=None) if ours and theirs else None
+        if first is not None:
+            texts = texts_at(first, ours.get(first), theirs.get(first))
+            raise IncompatibleModelsError(f"the draft's tokenizer differs from the target's: {texts}", OTHER_VOCABULARY)
+
+
 def _tokens(prompt: Prompt) -> int:
     text = sum(len(message.content.encode()) for message in prompt.messages)
     return round(text / _BYTES_PER_TOKEN) + _TEMPLATE_TOKENS
@@ -88,6 +106,7 @@ def _tokens(prompt: Prompt) -> int:
 
 def _sized(spec: str | None) -> tuple[ModelSize, float]:
     """A model's size, and what unpacking it will leave on the disk."""
+    require_there(spec or ".")
     path = embedded_gguf() if spec is None else Path(spec).expanduser()
     size = model_size(path) if path.exists() else hub_size(str(spec))
     if size is None:

@@ -47,7 +47,7 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
     recorded = load_profile(Path(request.run.tape)) if request.run.tape else None
     facts, machine = prepared.target.facts, environment(prepared.timed)
     identity = _identity(request.run, prepared.workload.hash, facts.record, prepared.records, machine, recorded)
-    shards = Shards(request.output, identity, request.force or there is not None)
+    shards = Shards(request.output, identity, request.command, request.force or there is not None)
     if there is not None:
         _require_equal(there, identity, request)
         progress.say(f"{request.output} is measured with these settings already; --force measures anew")

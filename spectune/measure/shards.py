@@ -12,22 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spectune.errors import ProfileError, reason_of
+from spectune.profile.store import UNFINISHED_MARKER, unfinished_folder
 from spectune.profile.tables import write_table
-
-_MARKER = "run.json"
 
 
 class Shards:
     """A folder of tables, each written whole under a temporary name and never again; it appears with the first."""
 
-    def __init__(self, output: Path, identity: Mapping[str, Any], force: bool = False) -> None:
-        """Beside `output`. What a run of another identity left there is discarded by `force` only.
+    def __init__(self, output: Path, identity: Mapping[str, Any], command: str, force: bool = False) -> None:
+        """Beside `output`, with the command to go on with. What another identity left is discarded by `force` only.
 
         Raises: ProfileError where it stands, or where nothing can be written.
         """
-        output = output.resolve()
-        self._identity = identity
-        self._folder = output.with_name(f".{output.name}.unfinished")
+        self._identity, self._command = identity, command
+        self._folder = unfinished_folder(output)
         left = self._left()
         self.resumed = left == identity
         if left is not None and not self.resumed and not force:
@@ -63,16 +61,17 @@ class Shards:
 
     def _left(self) -> dict[str, Any] | None:
         try:
-            left = json.loads((self._folder / _MARKER).read_text("utf-8"))
+            left = json.loads((self._folder / UNFINISHED_MARKER).read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        return left if isinstance(left, dict) else None
+        return left.get("identity", left) if isinstance(left, dict) else None
 
     def _open(self) -> None:
         if not self.resumed:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
-            self._write(_MARKER, lambda path: path.write_text(json.dumps(self._identity), "utf-8"))
+            marker = json.dumps({"identity": self._identity, "command": self._command})
+            self._write(UNFINISHED_MARKER, lambda path: path.write_text(marker, "utf-8"))
             self.resumed = True
 
     def _write(self, name: str, write: Callable[[Path], object]) -> None:

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
 from spectune.checkpoints.facts import OTHER_VOCABULARY, texts_at
-from spectune.checkpoints.files import UnreadableError, file_digest, json_object
+from spectune.checkpoints.files import UnreadableError, file_digest, json_object, require_there
 from spectune.checkpoints.size import hub_size, model_size
 from spectune.errors import ConfigError, DeviceError, IncompatibleModelsError, SpectuneError
 from spectune.models.devices import placement, refuse_offload, require_room, resolve_dtype
@@ -243,6 +243,7 @@ def _refuse_remote_code(config: dict[str, Any], name: str, trust_remote_code: bo
 
 
 def _cached_or_hub(name: str, trust_remote_code: bool) -> str:
+    require_there(name)
     if not _cached(name) and not _hub_answers():
         problem = f"there is no model {name!r}: not a local folder, not in the cache, and the hub cannot be reached"
         raise ConfigError(problem, "check the path, or the network")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MANIFEST = "profile.json"
+UNFINISHED_MARKER = "run.json"
 _AGAIN = "run spectune profile again"
 
 
@@ -223,9 +224,10 @@ def _manifest_object(directory: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError as error:
-        raise ProfileError(
-            f"{directory} is not a profile: no {_MANIFEST}", "give the directory of a profile"
-        ) from error
+        if command := _command_to_finish(directory):
+            raise ProfileError(f"{directory} is not finished", f"run the same command again: {command}") from error
+        problem = f"{directory} is not a profile: no {_MANIFEST}"
+        raise ProfileError(problem, "give the directory of a profile") from error
     except OSError as error:
         problem = f"{path} cannot be read: {reason_of(error)}"
         raise ProfileError(problem, "give the directory of a profile") from error
@@ -234,6 +236,19 @@ def _manifest_object(directory: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ProfileError(f"{path} is not a JSON object", _AGAIN)
     return value
+
+
+def unfinished_folder(directory: Path) -> Path:
+    """Where the parts of a profile-to-be wait for the rest."""
+    directory = directory.resolve()
+    return directory.with_name(f".{directory.name}.unfinished")
+
+
+def _command_to_finish(directory: Path) -> str | None:
+    try:
+        return str(json.loads((unfinished_folder(directory) / UNFINISHED_MARKER).read_text("utf-8"))["command"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _refuse_constant(name: str) -> None:

@@ -20,6 +20,7 @@ _PICTURES = {
     "round": "What a round's time goes into",
     "category": "Speed-up by category",
 }
+_FITS = {"fits": "fits", "misleads": "misleads", "undecided": "may fit or not"}
 _BY_CATEGORY = (
     "The best candidate on each kind of text. Few prompts each: the intervals are wide, and none of them decides."
 )
@@ -77,8 +78,8 @@ def headline(recommendation: Recommendation) -> str:
     if recommendation.verdict == "plain":
         return f"{words.DECODE_PLAINLY} {at}: {tried}."
     if recommendation.refuted and recommendation.best_decoded:
-        gained = f"gained {recommendation.best_decoded.measured_speedup:.2f}× when held-out prompts were decoded"
-        return f"{words.NOT_CONFIRMED} {at}: {setting}, was to reach {gain}, but {gained}. {meanwhile}."
+        reached = f"reached {recommendation.best_decoded.measured_speedup:.2f}× when held-out prompts were decoded"
+        return f"{words.NOT_CONFIRMED} {at}: {setting}, was predicted to reach {gain}, but {reached}. {meanwhile}."
     return f"{words.UNDECIDED} {at}: {tried}. {meanwhile}."
 
 
@@ -87,7 +88,7 @@ def formula_text(fit: FormulaFit) -> str:
     off = f"off by {fit.largest_error:+.1%} at K = {fit.largest_error_at}"
     advice = "plain decoding" if fit.chosen_k == 0 else f"K = {fit.chosen_k} at {fit.promised_speedup:.2f}×"
     real = "" if fit.chosen_k == 0 else f", where replay and measured costs say {fit.replayed_speedup:.2f}×"
-    return f"α = {fit.alpha:.2f} {fit.verdict}, {off}; it would have chosen {advice}{real}"
+    return f"α = {fit.alpha:.2f} {_FITS[fit.verdict]}, {off}; it would have chosen {advice}{real}"
 
 
 def _front_matter(recommendation: Recommendation) -> str:
@@ -172,7 +173,7 @@ def _confirmed(confirmation: Confirmation) -> str:
         f"{confirmation.max_method_error:.3f} at worst; the guess that nothing changes is off by "
         f"{nulls.always_one:.3f} in the median, the formula with a cost ratio by {nulls.geometric:.3f}."
     )
-    held = "" if inside is None else f" The predicted interval held {inside:.2f} of the measured figures."
+    held = "" if inside is None else f" Of the measured figures {inside:.0%} lie inside the predicted interval."
     changed = "" if not (line := machine_change(confirmation)) else f" {line[0].upper()}{line[1:]}."
     rows = [
         (s.draft, s.num_speculative_tokens, f"{s.temperature:g}", s.predicted, f"{s.replayed_speedup:.2f}×", s.measured,
@@ -238,8 +239,9 @@ def _doubts(recommendation: Recommendation) -> Iterator[str]:
         real = f"replay and measured costs say {fit.replayed_speedup:.2f}× there"
         advice = f"{promised}; {real}" if fit.chosen_k else "chosen plain decoding"
         yield (
-            f"One α in (1 − α^(K+1))/(1 − α) for {fit.draft} at T = {fit.temperature:g}: {fit.alpha:.2f}, it "
-            f"{fit.verdict}, off by {fit.largest_error:.3f} of the tokens per round at K = {fit.largest_error_at}. "
+            f"One α in (1 − α^(K+1))/(1 − α) for {fit.draft} at T = {fit.temperature:g}: {fit.alpha:.2f} "
+            f"{_FITS[fit.verdict]}, off by {fit.largest_error:.3f} of the tokens per round at "
+            f"K = {fit.largest_error_at}. "
             f"With a cost ratio it would have {advice}."
         )
     yield from (f"{notice.code}: {notice.message}; {notice.advice}." for notice in recommendation.warnings)

@@ -27,8 +27,8 @@ def too_few(profiled: int) -> str | None:
         return None
     whole = -(-MIN_EFFECTIVE_PROMPTS * 4 // 3)
     return (
-        f"{profiled} prompts are left to profile, a quarter being held out: a verdict takes "
-        f"{MIN_EFFECTIVE_PROMPTS} at least; give {whole} or more, best 48"
+        f"{profiled} prompts are profiled, the others kept for confirming: a verdict needs {MIN_EFFECTIVE_PROMPTS}; "
+        f"give {whole} prompts or more, best 48"
     )
 
 

@@ -99,7 +99,7 @@ def test_prompts_that_are_too_long_are_named(tmp_path, target, capsys) -> None:
 def test_too_few_prompts_for_a_verdict_are_told_before_and_after(tmp_path, target, workload, capsys) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(json.dumps({"prompt": " ".join(WORDS[i : i + 9])}) for i in range(14)))
-    line = "11 prompts are left to profile, a quarter being held out: a verdict takes 12 at least; give 16 or more"
+    line = "11 prompts are profiled, the others kept for confirming: a verdict needs 12; give 16 prompts or more"
     assert run([*profile(target, str(few), tmp_path / "p"), "--dry-run"]) == 0
     assert line in capsys.readouterr().out
     assert run(profile(target, str(few), tmp_path / "p")) == 0

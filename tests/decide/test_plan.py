@@ -62,7 +62,7 @@ def test_real_decoding_has_the_last_word(tmp_path) -> None:
     assert (refuted.temperature_gate.speculate_up_to, refuted.temperature_gate.plain_from) == (None, 0.0)
     assert refuted.fallback is None
     assert "unconfirmed" in {warning.code for warning in refuted.warnings}
-    assert "gained 0.90× when held-out prompts were decoded. Decode plainly meanwhile." in headline(refuted)
+    assert "reached 0.90× when held-out prompts were decoded. Decode plainly meanwhile." in headline(refuted)
 
 
 def test_a_round_as_long_as_two_steps_means_plain_and_no_break_even(tmp_path) -> None:

@@ -1,0 +1,117 @@
+"""What a new user meets: mistyped names, folders that cannot be written, runs that are not finished, wide intervals."""
+
+import re
+
+import pytest
+
+from spectune.cli import show as terminal
+from spectune.cli.app import run
+from spectune.decide.plan import recommend
+from spectune.profile.store import UNFINISHED_MARKER, unfinished_folder
+from spectune.stats import Interval
+from tests.checkpoints import save_checkpoint
+from tests.profiles import decoded, make_profile
+
+WIDTH = 41
+
+
+def drawn(low: float, estimate: float, high: float) -> str:
+    return terminal._whisker(Interval(estimate=estimate, low=low, high=high), "●", 0.0, 2.0, WIDTH)
+
+
+def test_an_interval_that_goes_on_beyond_the_axis_has_an_arrow_and_plain_decoding_a_line_in_every_row() -> None:
+    assert drawn(1.2, 1.5, 1.8).count("│") == 1
+    inside, right, both = drawn(0.5, 0.8, 1.5), drawn(0.5, 0.8, 2.9), drawn(-1.0, 0.8, 2.9)
+    assert (inside[10], inside[30], right[40], both[0]) == ("├", "┤", "▸", "◂")
+    assert [line[20] for line in (inside, right, both)] == ["┼"] * 3
+    assert drawn(0.9, 1.0, 1.1)[20] == "●"
+
+
+def test_the_terminal_has_an_axis_and_both_kinds_of_acceptance(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    profile = make_profile(tmp_path / "p", {0.0: 0.8})
+    assert run(["show", str(tmp_path / "p")]) == 0
+    out, best = capsys.readouterr().out, recommend(profile).best_candidate
+    assert re.search(r"^ +\d\.\d\d +\d\.\d\d$", out, re.MULTILINE)
+    rates = [best.conditional_acceptance_rate, best.cumulative_acceptance_rate]
+    for place, (reached, of_all) in enumerate(zip(*rates, strict=True), start=1):
+        assert f"\n{place} {reached:.2f}   {of_all:.2f} █" in out
+    assert f"{best.draft}, K = {best.num_speculative_tokens}\n1 " in out
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "remedy"),
+    [
+        (["--draft", "ngrm"], "there is no model 'ngrm' here", "did you mean ngram?"),
+        (["--draft", "eagle-3"], "there is no model 'eagle-3' here", "did you mean eagle3?"),
+        (["--draft", "./nope"], "there is no folder or file ./nope", "check the path"),
+        (["--target", "./nope"], "there is no folder or file ./nope", "check the path"),
+        (["--draft", "layers:99"], "layers", "give layers:1 to layers:1"),
+        (["--draft", "foreign"], "the draft's tokenizer differs from the target's: id", "n-gram"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_what_cannot_be_profiled_is_refused_by_a_dry_run_too(
+    tmp_path, capsys, monkeypatch, options, problem, remedy, dry
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(tmp_path / "target")
+    save_checkpoint(tmp_path / "foreign", words=["other", "words"])
+    code = run(["profile", "--target", "target", *options, "-o", "p", *(["--dry-run"] if dry else [])])
+    said = capsys.readouterr().err
+    assert code == 2
+    assert problem in said
+    assert remedy in said
+
+
+def test_a_folder_may_have_a_methods_name(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("target", "ngrm"):
+        save_checkpoint(tmp_path / name)
+    assert run(["profile", "--target", "target", "--draft", "ngrm", "-o", "p", "--dry-run"]) == 0
+
+
+def test_a_run_that_is_not_finished_is_told_with_its_command(tmp_path, capsys) -> None:
+    folder = unfinished_folder(tmp_path / "p")
+    folder.mkdir()
+    (folder / UNFINISHED_MARKER).write_text('{"identity": {}, "command": "spectune profile -o p"}')
+    assert run(["recommend", str(tmp_path / "p")]) == 2
+    said = capsys.readouterr().err
+    assert "is not finished" in said
+    assert "run the same command again: spectune profile -o p" in said
+    (folder / UNFINISHED_MARKER).write_text("[]")
+    assert run(["recommend", str(tmp_path / "p")]) == 2
+    assert "is not a profile" in capsys.readouterr().err
+
+
+def test_the_verdict_is_told_where_nothing_can_be_written_too(tmp_path, capsys) -> None:
+    make_profile(tmp_path / "p", {0.0: 0.8})
+    (tmp_path / "file").write_text("")
+    assert run(["recommend", str(tmp_path / "p"), "-o", str(tmp_path / "file" / "skill.md")]) == 2
+    said = capsys.readouterr()
+    assert said.out.startswith("Speculate with small")
+    assert "wrote" not in said.out
+    assert "cannot be written" in said.err
+
+
+def test_what_was_decoded_for_real_is_told_with_its_interval(tmp_path, capsys) -> None:
+    profile = decoded(make_profile(tmp_path / "p", {0.0: 0.85}), 4, 1.7)
+    assert re.search(r"decoded for real: 1\.7\d× \[\d\.\d\d, \d\.\d\d\], predicted", _summary(profile, tmp_path))
+
+
+def _summary(profile, folder) -> str:
+    from spectune.cli.recommend import _summary as summary
+
+    return summary(recommend(profile), folder)
+
+
+def test_what_if_tells_what_it_takes_for_granted_and_what_it_cannot_use(capsys) -> None:
+    assert run(["what-if", "--alpha", "0.8", "--cost-ratio", "0.05"]) == 0
+    assert "verifying K + 1 tokens is taken to cost one plain step" in capsys.readouterr().out
+    times = ["what-if", "--alpha", "0.3", "--plain-s", "1", "--round-s", "3"]
+    assert run(times) == 0
+    said = capsys.readouterr().out
+    assert "this round does not reach 1.0×" in said
+    assert "is taken to cost" not in said
+    assert run([*times, "--round-s", "4", "--max-k", "5"]) == 2
+    assert "--max-k does not go with several --round-s" in capsys.readouterr().err
