@@ -173,7 +173,11 @@ def _confirmed(confirmation: Confirmation) -> str:
         f"{confirmation.max_method_error:.3f} at worst; the guess that nothing changes is off by "
         f"{nulls.always_one:.3f} in the median, the formula with a cost ratio by {nulls.geometric:.3f}."
     )
-    held = "" if inside is None else f" Of the measured figures {inside:.0%} lie inside the predicted interval."
+    held = (
+        ""
+        if inside is None
+        else f" A share of {inside:.2f} of the measured figures lies inside the predicted interval."
+    )
     changed = "" if not (line := machine_change(confirmation)) else f" {line[0].upper()}{line[1:]}."
     rows = [
         (s.draft, s.num_speculative_tokens, f"{s.temperature:g}", s.predicted, f"{s.replayed_speedup:.2f}×", s.measured,
