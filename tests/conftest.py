@@ -11,3 +11,11 @@ def small_reference_product() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spectune.measure.cost._REFERENCE_WIDTH", 128)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_machine() -> Iterator[None]:
+    """Tests run beside each other: what is said of other work is no part of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spectune.measure.environment._BUSY", float("inf"))
+        yield

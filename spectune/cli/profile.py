@@ -111,6 +111,7 @@ def profile(
 
 def _tell(run: Run) -> None:
     """The estimate, on stdout."""
+    from spectune.measure.environment import other_work
     from spectune.measure.estimate import estimate_run
     from spectune.workload.prompts import too_few
 
@@ -124,7 +125,7 @@ def _tell(run: Run) -> None:
     print(f"{'disk':<8} {disk:>8,.1f} {unit}")
     if told.memory_bytes > told.free_bytes:
         print("it will not fit, or only in smaller batches")
-    if line := too_few(told.prompts):
+    for line in filter(None, (too_few(told.prompts), other_work())):
         print(line)
 
 

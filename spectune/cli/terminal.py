@@ -16,7 +16,7 @@ from spectune.decide.fit import Setting
 from spectune.decide.formula import FormulaFit
 from spectune.decide.selection import choose
 from spectune.profile.manifest import Notice
-from spectune.report.ci import change_text, headline, name_of
+from spectune.report.ci import change_text, headline, name_of, status_text
 from spectune.report.markdown import interval_text
 from spectune.report.skill import formula_text, machine_change
 
@@ -159,7 +159,7 @@ def show_check(check: Check) -> None:
         for finding in findings:
             if finding.headline or finding.status in ("regressed", "improved"):
                 indent = "" if finding.headline else "  "
-                table.add_row(escape(indent + name_of(finding)), escape(change_text(finding)), finding.status)
+                table.add_row(escape(indent + name_of(finding)), escape(change_text(finding)), status_text(finding))
         console.print(table)
     for difference in check.differences:
         console.print(f"not the same: {difference}", markup=False, soft_wrap=True)

@@ -89,19 +89,24 @@ def cost_table(
     Passes go on until every median is known within ±3% or the budget ends; a real round drops out as soon as
     its overhead is known.
     """
+    began, cells = perf_counter(), _cells(target, drafts, settings)
+    samples = _Samples(cells, settings.seed)
+    progress.start("warm-up", len(cells), "kinds of work")
+    samples.warm_up(lambda: progress.advance(1))
     progress.start("costs", settings.budget_s, "s")
-    began = perf_counter()
-    samples = _Samples(_cells(target, drafts, settings), settings.seed)
-    samples.warm_up()
-    passes, due, spent, noise = 0, 0, 0.0, float("inf")
-    while passes < FEWEST_PASSES or (spent < settings.budget_s and noise > KNOWN_WITHIN):
-        samples.one_pass(passes)
+    passes, due, shown, noise = 0, 0, 0.0, float("inf")
+
+    def moved() -> None:
+        nonlocal shown
+        before, shown = shown, min(perf_counter() - began, settings.budget_s)
+        progress.advance(shown - before, f"±{noise:.1%}" if noise < 1 else "")
+
+    while passes < FEWEST_PASSES or (shown < settings.budget_s and noise > KNOWN_WITHIN):
+        samples.one_pass(passes, moved)
         passes += 1
         if passes >= due:  # judging takes time of its own where passes are short
             noise, due = samples.noise(), passes + max(1, passes // 8)
-        shown, spent = min(spent, settings.budget_s), perf_counter() - began
-        progress.advance(min(spent, settings.budget_s) - shown, f"±{noise:.1%}")
-    progress.advance(max(settings.budget_s - spent, 0.0))
+    progress.advance(settings.budget_s - shown)
     return samples.table()
 
 
@@ -114,10 +119,11 @@ class _Samples:
         self._rows: list[tuple[int, int, tuple[float, ...]]] = []  # cell, pass, seconds of its parts
         self._widths = [float("inf")] * len(cells)
 
-    def warm_up(self) -> None:
-        """Run everything, then the forwards until they no longer get more than a tenth faster."""
+    def warm_up(self, done: Callable[[], None]) -> None:
+        """Run everything, telling after each, then the forwards until they no longer get more than a tenth faster."""
         for cell in self._cells:
             cell.run()
+            done()
         before = float("inf")
         for _ in range(_MOST_WARM_UP_PASSES):
             took = sum(cell.run()[0] for cell in self._cells if cell.forward)
@@ -125,7 +131,7 @@ class _Samples:
                 break
             before = took
 
-    def one_pass(self, number: int) -> None:
+    def one_pass(self, number: int, done: Callable[[], None]) -> None:
         """Time every cell that is still to be known better, in a fresh order; plain steps, which every ratio
         rests on, and the reference, which every comparison rests on, several times.
 
@@ -140,6 +146,7 @@ class _Samples:
             if cell.forward or number < FEWEST_PASSES or self._widths[index] > KNOWN_WITHIN:
                 for _ in range(_BURST if _plain(cell) else 1):
                     self._rows.append((int(index), number, cell.run()))
+            done()
 
     def noise(self) -> float:
         """Half-width of the worst known median."""

@@ -11,6 +11,8 @@ import torch
 from spectune.models.loading import LanguageModel
 from spectune.profile.manifest import Environment, ModelRecord
 
+_BUSY = 0.5  # of the cores
+
 
 def environment(model: LanguageModel) -> Environment:
     """The machine and software as they are now."""
@@ -24,6 +26,14 @@ def environment(model: LanguageModel) -> Environment:
         git_commit=_git_commit(),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
+
+
+def other_work() -> str | None:
+    """A line where something else runs: timings are noisy then, whatever the budget."""
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if load < _BUSY * cores:
+        return None
+    return f"other work runs here (load {load:.1f} on {cores} cores): timings will be noisy; best wait until it ends"
 
 
 def model_record(model: LanguageModel) -> ModelRecord:

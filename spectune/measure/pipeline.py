@@ -17,7 +17,7 @@ from spectune.errors import ProfileError
 from spectune.measure import OWN_ENGINE, Progress
 from spectune.measure.acceptance import acceptance_table
 from spectune.measure.cost import CostSettings, cost_table
-from spectune.measure.environment import environment
+from spectune.measure.environment import environment, other_work
 from spectune.measure.preparation import Prepared, ProfileRequest, check_run, prepare
 from spectune.measure.recording import batches
 from spectune.measure.shards import Shards
@@ -42,6 +42,8 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
     """
     check_run(request)
     there = None if request.force else _there(request)
+    if line := other_work():
+        progress.say(line)
     with _timed("load"):
         prepared = prepare(request.run, progress)
     recorded = load_profile(Path(request.run.tape)) if request.run.tape else None

@@ -27,6 +27,11 @@ def change_text(finding: Finding) -> str:
     return f"{finding.change:+.1%} [{finding.low:+.1%}, {finding.high:+.1%}]"
 
 
+def status_text(finding: Finding) -> str:
+    """Its status, and why it is fine where its interval alone does not tell."""
+    return f"{finding.status}: next to nothing of a round" if finding.negligible else finding.status
+
+
 def remedy(finding: Finding) -> str:
     """What would settle a figure that is too noisy: costs differ more between runs than within, so more runs."""
     if finding.more is None or finding.more > _HOPELESS:
@@ -39,14 +44,20 @@ def remedy(finding: Finding) -> str:
 
 def headline(check: Check) -> str:
     """The verdict in a line."""
+    if check.same:
+        return "One and the same profile, given twice: nothing can differ"
     if check.verdict == "not-comparable":
         return "Nothing of the two can be compared"
     deciding = [finding for finding in check.findings if finding.headline]
     if check.verdict == "regressed":
         return f"Regressed ({', '.join(check.causes)}): {_listed(deciding, 'regressed')}"
     if check.verdict == "too-noisy":
-        noisy = [f"{name_of(finding)}: {remedy(finding)}" for finding in deciding if finding.status == "too-noisy"]
-        return f"Too noisy to tell: {'; '.join(dict.fromkeys(noisy))}"
+        noisy: dict[str, dict[str, None]] = {}
+        for finding in deciding:
+            if finding.status == "too-noisy":
+                noisy.setdefault(remedy(finding), {})[name_of(finding)] = None
+        told = (f"{', '.join(names)}: {settles}" for settles, names in noisy.items())
+        return f"Too noisy to tell: {'; '.join(told)}"
     better = _listed(deciding, "improved")
     return f"Fine; improved: {better}" if better else "Fine: no figure regressed"
 
@@ -70,7 +81,7 @@ def summary_markdown(check: Check) -> str:
 
 def _row(finding: Finding) -> tuple[object, ...]:
     choice = finding.draft, f"{finding.temperature:g}", finding.num_speculative_tokens
-    return name_of(finding), *choice, change_text(finding), finding.status
+    return name_of(finding), *choice, change_text(finding), status_text(finding)
 
 
 def annotations(check: Check) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What a new user meets: mistyped names, folders that cannot be written, runs that are not finished, wide intervals."""
 
+import os
 import re
 
 import pytest
@@ -7,10 +8,14 @@ import pytest
 from spectune.cli import show as terminal
 from spectune.cli.app import run
 from spectune.decide.plan import recommend
+from spectune.measure.cost import CostSettings, cost_table
+from spectune.models.sampling import Sampling
+from spectune.profile.manifest import Load
 from spectune.profile.store import UNFINISHED_MARKER, unfinished_folder
 from spectune.stats import Interval
 from tests.checkpoints import save_checkpoint
 from tests.profiles import decoded, make_profile
+from tests.toys import SilentProgress, tiny_pair
 
 WIDTH = 41
 
@@ -115,3 +120,49 @@ def test_what_if_tells_what_it_takes_for_granted_and_what_it_cannot_use(capsys) 
     assert "is taken to cost" not in said
     assert run([*times, "--round-s", "4", "--max-k", "5"]) == 2
     assert "--max-k does not go with several --round-s" in capsys.readouterr().err
+
+
+def test_other_work_is_told_before_anything_is_measured(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spectune.measure.environment._BUSY", 0.5)
+    save_checkpoint(tmp_path / "target")
+    dry = ["profile", "--target", "target", "-o", "p", "--dry-run"]
+    for load, told in ((0.2 * os.cpu_count(), False), (3.0 * os.cpu_count(), True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
+        assert run(dry) == 0
+        assert (f"other work runs here (load {load:.1f} on" in capsys.readouterr().out) == told
+
+
+def test_warming_up_has_a_name_and_costs_move_within_a_pass() -> None:
+    heard: list[tuple[str, float]] = []
+
+    class Heard(SilentProgress):
+        def start(self, stage, total, unit) -> None:
+            heard.append((stage, total))
+
+        def advance(self, amount, note="") -> None:
+            heard.append(("", amount))
+
+    target, _ = tiny_pair("llama")
+    load = Load(batch=1, context_tokens=8)
+    settings = CostSettings(
+        text_token_ids=list(range(1, 40)), loads=[load], max_k=2, samplings=[Sampling()], budget_s=0.2, seed=0
+    )
+    cost_table(target, {}, settings, Heard())
+    stages = [place for place, (stage, _) in enumerate(heard) if stage]
+    assert [heard[place][0] for place in stages] == ["warm-up", "costs"]
+    warm_up, costs = heard[stages[0] : stages[1]], heard[stages[1] :]
+    assert sum(amount for _, amount in warm_up[1:]) == warm_up[0][1] == len(warm_up) - 1
+    assert sum(amount for _, amount in costs[1:]) == pytest.approx(costs[0][1])
+    assert len(costs) > 6 * len(warm_up)  # after each piece of work of six passes or more
+
+
+def test_a_profile_against_itself_differs_in_nothing_however_noisy(tmp_path, capsys) -> None:
+    for name, noise in (("p", 0.6), ("q", 0.61)):
+        make_profile(tmp_path / name, {0.0: 0.8}, noise=noise, prompts=14)
+    assert run(["check", str(tmp_path / "p"), str(tmp_path / "p")]) == 0
+    assert "One and the same profile, given twice: nothing can differ" in capsys.readouterr().out
+    assert run(["check", str(tmp_path / "p"), str(tmp_path / "q")]) == 4
+    noisy = capsys.readouterr().out.splitlines()[0]
+    remedies = [part.split(": ", 1)[1] for part in noisy.removeprefix("Too noisy to tell: ").split("; ")]
+    assert len(remedies) == len(set(remedies))

@@ -120,7 +120,7 @@ def test_plain_steps_which_every_ratio_rests_on_are_timed_four_times_a_pass() ->
     cells = [Cell(parts=("cost_p",), tokens=n, load=MAIN, run=lambda n=n: (0.1 * n,)) for n in (1, 2, 3)]
     samples = _Samples(cells, seed=0)
     for number in range(3):
-        samples.one_pass(number)
+        samples.one_pass(number, lambda: None)
     table = samples.table()
     assert table.groupby(["tokens", "measurement_pass"]).size().unstack().to_numpy().tolist() == [
         [4] * 3,
