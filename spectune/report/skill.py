@@ -111,9 +111,12 @@ def _settings(recommendation: Recommendation) -> str:
         _or_none(gate.speculate_up_to),
         _or_none(gate.plain_from, "none of those measured"),
     )
-    figures = (recommendation.speedup, interval_text(recommendation.best_candidate.acceptance_length))
+    best, speculate = recommendation.best_candidate, recommendation.verdict == "speculate"
+    figures = (recommendation.speedup, interval_text(best.acceptance_length))
+    tried = ("best setting tried, whose figures follow", f"{best.draft}, K = {best.num_speculative_tokens}")
     rows = [
         *zip(words.ADVICE, advice, strict=True),
+        *([] if speculate else [tried]),
         *zip(words.FIGURES, figures, strict=True),
         ("break-even acceptance", "none: even a perfect draft loses" if alpha is None else f"{alpha:.2f}"),
     ]
