@@ -20,7 +20,7 @@ from spectune.measure.cost import CostSettings, cost_table
 from spectune.measure.environment import environment, other_work
 from spectune.measure.preparation import Prepared, ProfileRequest, check_run, prepare
 from spectune.measure.recording import batches
-from spectune.measure.shards import Shards
+from spectune.measure.shards import Shards, require_same_run
 from spectune.measure.tape import continuations, held_out_table, repeating_rows, tape_table, without_text
 from spectune.profile import schemas
 from spectune.profile.costs import KNOWN_WITHIN, CostCells
@@ -42,6 +42,8 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
     """
     check_run(request)
     there = None if request.force else _there(request)
+    if not request.force:
+        require_same_run(request.output, differences(Run(), request.run))
     if line := other_work():
         progress.say(line)
     with _timed("load"):

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,28 @@ from spectune.profile.store import UNFINISHED_MARKER, unfinished_folder
 from spectune.profile.tables import write_table
 
 
+def require_same_run(output: Path, run: Sequence[str]) -> None:
+    """Refuse, before anything loads, to go on with what a run of other options left; `run` is how it differs from none.
+
+    Raises: ProfileError naming them.
+    """
+    left = _left(unfinished_folder(output))
+    before = left.get("identity", {}).get("run", run)
+    if before != run:
+        other = dict.fromkeys(text.split(" (")[0] for text in (*before, *run) if (text in before) != (text in run))
+        problem = f"an unfinished run stands beside {output}, of another {', '.join(other)}"
+        raise ProfileError(problem, f"go on with it: {left.get('command')}; or discard it with --force")
+
+
+def _left(folder: Path) -> dict[str, Any]:
+    """What the run that left the folder said of itself; empty where there is none."""
+    try:
+        left = json.loads((folder / UNFINISHED_MARKER).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return left if isinstance(left, dict) else {}
+
+
 class Shards:
     """A folder of tables, each written whole under a temporary name and never again; it appears with the first."""
 
@@ -26,7 +48,7 @@ class Shards:
         """
         self._identity, self._command = identity, command
         self._folder = unfinished_folder(output)
-        left = self._left()
+        left = _left(self._folder).get("identity")
         self.resumed = left == identity
         if left is not None and not self.resumed and not force:
             other = ", ".join(name for name in identity if left.get(name) != identity[name])
@@ -58,13 +80,6 @@ class Shards:
     def discard(self) -> None:
         """Nothing is left to go on with."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _left(self) -> dict[str, Any] | None:
-        try:
-            left = json.loads((self._folder / UNFINISHED_MARKER).read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
-        return left.get("identity", left) if isinstance(left, dict) else None
 
     def _open(self) -> None:
         if not self.resumed:

@@ -147,13 +147,12 @@ def require_replaceable(directory: Path) -> None:
     if directory.is_dir() and any(directory.iterdir()) and not (directory / _MANIFEST).is_file():
         raise ProfileError(f"{directory} holds something else than a profile", "choose another directory with -o")
     parent = next(folder for folder in directory.absolute().parents if folder.exists())
-    try:
-        tempfile.TemporaryDirectory(dir=parent).cleanup()
-    except OSError as error:
-        reason = reason_of(error)
-        raise ProfileError(
-            f"nothing can be written in {parent}: {reason}", "choose another directory with -o"
-        ) from error
+    for folder in (parent, *([directory] if directory.is_dir() else [])):
+        try:
+            tempfile.TemporaryDirectory(dir=folder).cleanup()
+        except OSError as error:
+            problem = f"nothing can be written in {folder}: {reason_of(error)}"
+            raise ProfileError(problem, "choose another directory with -o") from error
 
 
 def load_profile(directory: Path) -> Profile:

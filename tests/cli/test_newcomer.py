@@ -1,7 +1,10 @@
 """What a new user meets: mistyped names, folders that cannot be written, runs that are not finished, wide intervals."""
 
+import json
 import os
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from spectune.decide.plan import recommend
 from spectune.measure.cost import CostSettings, cost_table
 from spectune.models.sampling import Sampling
 from spectune.profile.manifest import Load
+from spectune.profile.run import Run, differences
 from spectune.profile.store import UNFINISHED_MARKER, unfinished_folder
 from spectune.stats import Interval
 from tests.checkpoints import save_checkpoint
@@ -166,3 +170,32 @@ def test_a_profile_against_itself_differs_in_nothing_however_noisy(tmp_path, cap
     noisy = capsys.readouterr().out.splitlines()[0]
     remedies = [part.split(": ", 1)[1] for part in noisy.removeprefix("Too noisy to tell: ").split("; ")]
     assert len(remedies) == len(set(remedies))
+
+
+def test_an_unfinished_run_of_other_options_is_refused_before_anything_loads(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spectune.measure.pipeline.prepare", lambda *_: pytest.fail("loads"))
+    folder = unfinished_folder(tmp_path / "p")
+    folder.mkdir()
+    left = {"run": differences(Run(), Run(max_k=3, seed=1)), "workload": "another"}
+    marker = {"identity": left, "command": "spectune profile --max-k 3 --seed 1 -o p"}
+    (folder / UNFINISHED_MARKER).write_text(json.dumps(marker))
+    assert run(["profile", "--max-k", "4", "--seed", "1", "-o", "p"]) == 2
+    said = capsys.readouterr().err
+    assert "an unfinished run stands beside p, of another max_k\n" in said
+    assert "go on with it: spectune profile --max-k 3 --seed 1 -o p; or discard it with --force" in said
+
+
+def test_writing_is_tried_before_decoding(tmp_path, capsys, monkeypatch) -> None:
+    make_profile(tmp_path / "p", {0.0: 0.8})
+    monkeypatch.setattr("spectune.measure.confirm.load_model", lambda *_, **__: pytest.fail("loads"))
+    whole = tempfile.TemporaryDirectory
+
+    def refusing(**options) -> tempfile.TemporaryDirectory:
+        if Path(options["dir"]) == tmp_path / "p":
+            raise PermissionError(13, "no")
+        return whole(**options)
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refusing)
+    assert run(["confirm", str(tmp_path / "p")]) == 2
+    assert f"nothing can be written in {tmp_path / 'p'}: permission denied" in capsys.readouterr().err
