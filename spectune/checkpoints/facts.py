@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spectune.checkpoints.files import UnreadableError, count, flag, folder_reader, hub_reader, text, text_part
+from spectune.checkpoints.files import (
+    UnreadableError,
+    count,
+    flag,
+    folder_reader,
+    hub_reader,
+    model_path,
+    text,
+    text_part,
+)
 from spectune.checkpoints.gguf import gguf_header
 from spectune.errors import ConfigError, may_hold_secrets, printable
 
@@ -68,6 +77,13 @@ class ModelFacts:
         return {token_id: text for token_id, text in self.texts.items() if not _PADDING.fullmatch(text)}
 
 
+def first_difference(ours: Mapping[int, str], theirs: Mapping[int, str]) -> str | None:
+    """The first id that two tokenizers read otherwise or that one lacks, and what it is in each; None: all agree."""
+    differing = (token_id for token_id in ours.keys() | theirs.keys() if ours.get(token_id) != theirs.get(token_id))
+    first = min(differing, default=None)
+    return None if first is None else texts_at(first, ours.get(first), theirs.get(first))
+
+
 def texts_at(token_id: int, ours: str | None, theirs: str | None) -> str:
     """What an id is in the target and in the draft, in printable text."""
     target, draft = ("missing" if text is None else f'"{printable(text)}"' for text in (ours, theirs))
@@ -81,16 +97,10 @@ def model_facts(name: str) -> ModelFacts:
     """
     if may_hold_secrets(name):
         raise ConfigError("a model's name looks like a URL with credentials", "give a name or path")
-    try:
-        if not name:
-            raise ValueError
-        path = Path(name).expanduser()
-        is_gguf, here = path.suffix.lower() == ".gguf", path.is_dir()
-    except (OSError, RuntimeError, ValueError) as error:  # no such user, a path that may not be searched or is too long
-        raise ConfigError(f"{name[:200]!r} cannot be looked up", "check the path") from error
-    if is_gguf:
+    path = model_path(name)
+    if path.suffix.lower() == ".gguf":
         return _of_gguf(name, path)
-    read = folder_reader(path) if here else hub_reader(name)
+    read = folder_reader(path) if path.is_dir() else hub_reader(name)
     config = read("config.json")
     if config is None:
         raise ConfigError(f"{name} has no config.json to read", "give a model's folder, .gguf file or hub name")

@@ -33,11 +33,19 @@ def json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def require_there(name: str) -> None:
-    """Raises: ConfigError for a path with nothing there; a name that is no path may be one of the hub's."""
-    path = Path(name).expanduser()
-    if (name.startswith((".", "/", "~")) or path.suffix == ".gguf") and not path.exists():
-        raise ConfigError(f"there is no folder or file {name}", "check the path")
+def model_path(name: str) -> Path:
+    """Where a model of that name would be; one that is not there may be on the hub, unless it is written as a path.
+
+    Raises: ConfigError for a path with nothing there, or that cannot be looked up.
+    """
+    try:
+        path = Path(name).expanduser()
+        there = bool(name) and path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, may not be searched, no such user, no text
+        raise ConfigError(f"{name[:200]!r} cannot be looked up", "check the path") from error
+    if not there and (not name or name.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf"):
+        raise ConfigError(f"there is no folder or file {name[:200]!r}", "check the path")
+    return path
 
 
 def folder_reader(folder: Path) -> JsonReader:

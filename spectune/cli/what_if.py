@@ -8,6 +8,8 @@ from spectune.choice import LONGEST
 from spectune.cli.options import flag, option
 from spectune.errors import ConfigError
 
+_ASSUMPTION = "verifying K + 1 tokens is taken to cost one plain step: measured rounds say more"
+
 
 def what_if(
     alpha: Annotated[float, option("A", "Acceptance at every position, from 0 to 1.")],
@@ -34,7 +36,7 @@ def what_if(
         "break_even_num_speculative_tokens": reported,
         "break_even_alpha": break_even_alpha(reported, costs[reported]),
     }
-    assumes = ["verifying K + 1 tokens is taken to cost one plain step: measured rounds say more"] if cost_ratio else []
+    assumes = [] if cost_ratio is None else [_ASSUMPTION]
     print(json.dumps(result, indent=2, allow_nan=False) if as_json else "\n".join([_text(result), *assumes]))
 
 

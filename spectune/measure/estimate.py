@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
 
 from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
-from spectune.checkpoints.facts import OTHER_VOCABULARY, model_facts, texts_at
-from spectune.checkpoints.files import require_there
+from spectune.checkpoints.facts import OTHER_VOCABULARY, first_difference, model_facts
+from spectune.checkpoints.files import model_path
 from spectune.checkpoints.size import ModelSize, hub_size, model_size
 from spectune.drafting_spec import measured_draft, method_of
 from spectune.errors import ConfigError, IncompatibleModelsError
@@ -92,11 +91,9 @@ def _require_fitting(run: Run) -> None:
             problem = f"{draft.text} does not cut the target, which has {target.layers} layers"
             raise ConfigError(problem, f"give layers:1 to layers:{target.layers - 1}")
         ours, theirs = target.words, model_facts(draft.model).words if draft.model else {}
-        differing = (token_id for token_id in ours.keys() | theirs.keys() if ours.get(token_id) != theirs.get(token_id))
-        first = min(differing, default=None) if ours and theirs else None
-        if first is not None:
-            texts = texts_at(first, ours.get(first), theirs.get(first))
-            raise IncompatibleModelsError(f"the draft's tokenizer differs from the target's: {texts}", OTHER_VOCABULARY)
+        if ours and theirs and (differs := first_difference(ours, theirs)):
+            problem = f"the draft's tokenizer differs from the target's: {differs}"
+            raise IncompatibleModelsError(problem, OTHER_VOCABULARY)
 
 
 def _tokens(prompt: Prompt) -> int:
@@ -106,8 +103,7 @@ def _tokens(prompt: Prompt) -> int:
 
 def _sized(spec: str | None) -> tuple[ModelSize, float]:
     """A model's size, and what unpacking it will leave on the disk."""
-    require_there(spec or ".")
-    path = embedded_gguf() if spec is None else Path(spec).expanduser()
+    path = embedded_gguf() if spec is None else model_path(spec)
     size = model_size(path) if path.exists() else hub_size(str(spec))
     if size is None:
         raise ConfigError(f"the size of {spec or EMBEDDED} is not known", "check the name, the files and the network")

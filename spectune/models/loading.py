@@ -18,8 +18,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
 from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
-from spectune.checkpoints.facts import OTHER_VOCABULARY, texts_at
-from spectune.checkpoints.files import UnreadableError, file_digest, json_object, require_there
+from spectune.checkpoints.facts import OTHER_VOCABULARY, first_difference
+from spectune.checkpoints.files import UnreadableError, file_digest, json_object, model_path
 from spectune.checkpoints.size import hub_size, model_size
 from spectune.errors import ConfigError, DeviceError, IncompatibleModelsError, SpectuneError
 from spectune.models.devices import placement, refuse_offload, require_room, resolve_dtype
@@ -120,7 +120,7 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     name = spec or EMBEDDED
-    path = embedded_gguf() if spec is None else Path(spec).expanduser()
+    path = embedded_gguf() if spec is None else model_path(spec)
     if path.suffix == ".gguf":
         path = _dequantised(path, say or (lambda _: None))
     folder = _checked_source(path, name, trust_remote_code)
@@ -243,7 +243,6 @@ def _refuse_remote_code(config: dict[str, Any], name: str, trust_remote_code: bo
 
 
 def _cached_or_hub(name: str, trust_remote_code: bool) -> str:
-    require_there(name)
     if not _cached(name) and not _hub_answers():
         problem = f"there is no model {name!r}: not a local folder, not in the cache, and the hub cannot be reached"
         raise ConfigError(problem, "check the path, or the network")
@@ -313,13 +312,8 @@ def require_same_tokenizer(target: LanguageModel, draft: LanguageModel) -> None:
     ours, theirs = (
         {token_id: text for text, token_id in model.tokenizer.get_vocab().items()} for model in (target, draft)
     )
-    differing = (token_id for token_id in ours.keys() | theirs.keys() if ours.get(token_id) != theirs.get(token_id))
-    first = min(differing, default=None)
-    if first is not None:
-        differs = (
-            f"the draft's tokenizer differs from the target's: {texts_at(first, ours.get(first), theirs.get(first))}"
-        )
-        raise IncompatibleModelsError(differs, OTHER_VOCABULARY)
+    if differs := first_difference(ours, theirs):
+        raise IncompatibleModelsError(f"the draft's tokenizer differs from the target's: {differs}", OTHER_VOCABULARY)
     if draft.vocab_size != target.vocab_size:
         problem = f"the draft embeds {draft.vocab_size} of the tokenizer's ids, the target {target.vocab_size}"
         raise IncompatibleModelsError(problem, "use a draft whose embedding covers the tokenizer")

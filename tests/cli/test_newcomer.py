@@ -53,8 +53,10 @@ def test_the_terminal_has_an_axis_and_both_kinds_of_acceptance(tmp_path, capsys,
     [
         (["--draft", "ngrm"], "there is no model 'ngrm' here", "did you mean ngram?"),
         (["--draft", "eagle-3"], "there is no model 'eagle-3' here", "did you mean eagle3?"),
-        (["--draft", "./nope"], "there is no folder or file ./nope", "check the path"),
-        (["--target", "./nope"], "there is no folder or file ./nope", "check the path"),
+        (["--draft", "./nope"], "there is no folder or file './nope'", "check the path"),
+        (["--target", "./nope"], "there is no folder or file './nope'", "check the path"),
+        (["--target", "~nobody-of-that-name/x"], "'~nobody-of-that-name/x' cannot be looked up", "check the path"),
+        (["--draft", "a" * 300], "cannot be looked up", "check the path"),
         (["--draft", "layers:99"], "layers", "give layers:1 to layers:1"),
         (["--draft", "foreign"], "the draft's tokenizer differs from the target's: id", "n-gram"),
     ],
@@ -115,8 +117,9 @@ def _summary(profile, folder) -> str:
 
 
 def test_what_if_tells_what_it_takes_for_granted_and_what_it_cannot_use(capsys) -> None:
-    assert run(["what-if", "--alpha", "0.8", "--cost-ratio", "0.05"]) == 0
-    assert "verifying K + 1 tokens is taken to cost one plain step" in capsys.readouterr().out
+    for ratio in ("0.05", "0"):
+        assert run(["what-if", "--alpha", "0.8", "--cost-ratio", ratio]) == 0
+        assert "verifying K + 1 tokens is taken to cost one plain step" in capsys.readouterr().out
     times = ["what-if", "--alpha", "0.3", "--plain-s", "1", "--round-s", "3"]
     assert run(times) == 0
     said = capsys.readouterr().out
