@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from spectune.cli.options import argument, flag, option
+from spectune.cli.options import K_NAMES, argument, flag, option
 from spectune.errors import ConfigError
 
 
@@ -19,8 +19,7 @@ def confirm(
         list[float] | None, option("T", "Measured temperature. Repeatable. Default: all of them.")
     ] = None,
     num_speculative_tokens: Annotated[
-        list[int] | None,
-        option("K", "K, in tokens. Repeatable. Default: 1, 2, 4, 8, chosen.", "--num-speculative-tokens", "-k"),
+        list[int] | None, option("K", "K, in tokens. Repeatable. Default: 1, 2, 4, 8, chosen.", *K_NAMES)
     ] = None,
     chosen_only: Annotated[bool, flag("Decode with the chosen K only.", "--chosen-only")] = False,
     prompts: Annotated[int | None, option("N", "Held-out prompts to decode. Default: all of them.")] = None,

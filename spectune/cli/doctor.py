@@ -1,13 +1,10 @@
 """`spectune doctor`."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from spectune.cli.options import flag, option
+from spectune.cli.options import K_NAMES, flag, option
 from spectune.errors import ConfigError, printable
-
-if TYPE_CHECKING:
-    from spectune.engines.diagnosis import Diagnosis
 
 _OTHER_DRAFTS = "ngram:min=A,max=B, layers:N, eagle:MODEL, eagle3:MODEL, medusa:MODEL, mtp or suffix"
 
@@ -16,9 +13,7 @@ def doctor(
     target: Annotated[str, option("MODEL", "Hub id, folder or .gguf file of the target.")],
     draft: Annotated[str, option("SPEC", f"Draft: a model, {_OTHER_DRAFTS}.")],
     engine: Annotated[str, option("ENGINE", "Engine that is to serve, such as vllm@0.32.")],
-    num_speculative_tokens: Annotated[
-        int | None, option("K", "K, in tokens.", "--num-speculative-tokens", "-k")
-    ] = None,
+    num_speculative_tokens: Annotated[int | None, option("K", "K, in tokens.", *K_NAMES)] = None,
     setting: Annotated[
         list[str] | None, option("KEY=VALUE", "A setting of the engine, under its own name. Repeatable.", "--set")
     ] = None,
@@ -33,12 +28,10 @@ def doctor(
     from spectune.engines.diagnosis import diagnose
 
     diagnosis = diagnose(target, draft, engine, num_speculative_tokens, setting or [])
-    print(json.dumps(asdict(diagnosis), indent=2, ensure_ascii=False) if as_json else _summary(diagnosis, engine))
+    if as_json:
+        print(json.dumps(asdict(diagnosis), indent=2, ensure_ascii=False))
+    else:
+        print(f"{engine}: {diagnosis.verdict}")
+        for finding in diagnosis.findings:
+            print(f"{finding.level:<7} {printable(finding.message)}\n        try: {printable(finding.remedy)}")
     return ConfigError.exit_code if diagnosis.verdict == "impossible" else 0
-
-
-def _summary(diagnosis: "Diagnosis", engine: str) -> str:
-    lines = [f"{engine}: {diagnosis.verdict}"]
-    for finding in diagnosis.findings:
-        lines += [f"{finding.level:<7} {printable(finding.message)}", f"        try: {printable(finding.remedy)}"]
-    return "\n".join(lines)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from spectune.cli.files import write_whole
-from spectune.cli.options import argument, flag, option
+from spectune.cli.options import K_NAMES, argument, flag, option
 from spectune.errors import printable
 
 if TYPE_CHECKING:
@@ -16,9 +16,7 @@ def export(
     directory: Annotated[Path, argument("DIR", "Directory of a profile.")],
     engine: Annotated[str, option("ENGINE", "Engine that is to serve, such as vllm@0.32.")],
     draft: Annotated[str | None, option("SPEC", "Another draft, measured or not: eagle3:MODEL, mtp …")] = None,
-    num_speculative_tokens: Annotated[
-        int | None, option("K", "Another K, in tokens.", "--num-speculative-tokens", "-k")
-    ] = None,
+    num_speculative_tokens: Annotated[int | None, option("K", "Another K, in tokens.", *K_NAMES)] = None,
     tree_width: Annotated[int, option("WIDTH", "Proposals that follow each one, where the engine has trees.")] = 1,
     temperature: Annotated[float | None, option("T", "Measured temperature. Default: as in recommend.")] = None,
     output: Annotated[

@@ -4,6 +4,8 @@ from typing import Any
 
 import typer
 
+K_NAMES = ("--num-speculative-tokens", "-k")
+
 
 def argument(takes: str, does: str) -> Any:
     """By its place."""

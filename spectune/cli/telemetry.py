@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,13 +36,10 @@ def telemetry(
 
     Exits with 3 where a server cannot be read, with 4 where nothing was drafted or K cannot be judged.
     """
-    from spectune.served.telemetry import nothing_drafted
-
     if profile is None and (draft is not None or temperature is not None):
         raise ConfigError("--draft and --temperature choose among a profile's costs", "give --profile DIR")
     figures, depth = _read([source] if later is None else [source, later]), None
-    nothing = nothing_drafted(figures)
-    if profile and not nothing:
+    if profile and not figures.nothing_drafted:
         from spectune.decide.served_depth import judged
         from spectune.drafting_spec import draft_spec
         from spectune.profile.store import load_profile
@@ -53,7 +51,7 @@ def telemetry(
         print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(_summary(figures, depth))
-    return InsufficientDataError.exit_code if nothing or (profile and depth is None) else 0
+    return InsufficientDataError.exit_code if figures.nothing_drafted or (profile and depth is None) else 0
 
 
 def _read(sources: list[str]) -> "Telemetry":
@@ -74,28 +72,21 @@ def _text(source: str) -> str:
 
     if is_url(source):
         return fetched(source)
-    data = _bytes(source)
+    if source == "-" and sys.stdin is None:
+        raise ConfigError("stdin is closed", "pipe a page in, or give a file")
+    try:
+        with nullcontext(sys.stdin.buffer) if source == "-" else Path(source).open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError) and _ADDRESS.match(source)
+        remedy = "write http:// before a server's address" if missing else "check the path"
+        raise ConfigError(f"{source} cannot be read: {reason_of(error)}", remedy) from error
     if len(data) > _MOST_BYTES:
         problem = f"{source} holds more than {_MOST_BYTES >> 20} MiB"
         raise ConfigError(problem, "give the part that matters: tail -n 100000")
     if b"\0" in data:
         raise ConfigError(f"{source} is no text", "give a /metrics page, JSON or a log in UTF-8")
     return data.decode("utf-8", errors="replace")  # logs hold parts of characters
-
-
-def _bytes(source: str) -> bytes:
-    """Of a file or stdin, one more than may be where there are too many."""
-    if source == "-" and sys.stdin is None:
-        raise ConfigError("stdin is closed", "pipe a page in, or give a file")
-    try:
-        if source == "-":
-            return sys.stdin.buffer.read(_MOST_BYTES + 1)
-        with Path(source).open("rb") as file:
-            return file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError) and _ADDRESS.match(source)
-        remedy = "write http:// before a server's address" if missing else "check the path"
-        raise ConfigError(f"{source} cannot be read: {reason_of(error)}", remedy) from error
 
 
 def _summary(figures: "Telemetry", depth: "ServedDepth | None") -> str:

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from spectune.choice import Choice
@@ -36,9 +36,8 @@ class TerminalProgress:
             TimeRemainingColumn(elapsed_when_finished=True),
         )
         self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self._task: TaskID | None = None
-        self._stage, self._began = "", 0.0
-        self._said, self._done, self._total = 0.0, 0.0, 1.0
+        self._task: Task | None = None  # the stage that runs
+        self._said = 0.0
 
     def __enter__(self) -> "TerminalProgress":
         self._bars.start()
@@ -52,29 +51,28 @@ class TerminalProgress:
     def start(self, stage: str, total: float, unit: str) -> None:
         """A stage begins."""
         self._finish_stage()
-        self._stage, self._began = stage, perf_counter()
-        self._said, self._done, self._total = self._began, 0.0, total
-        self._task = self._bars.add_task(stage, total=total, unit=unit, note="")
+        self._bars.add_task(stage, total=total, unit=unit, note="")
+        self._task, self._said = self._bars.tasks[-1], perf_counter()
 
     def advance(self, amount: float, note: str = "") -> None:
         """Part of the current stage is done."""
         assert self._task is not None, "advance before start"
-        self._bars.advance(self._task, amount)
+        self._bars.advance(self._task.id, amount)
         if note:
-            self._bars.update(self._task, note=note)
-        self._done += amount
-        if not self.console.is_terminal and perf_counter() - self._said > _SAY_EVERY_S and self._done < self._total:
+            self._bars.update(self._task.id, note=note)
+        done, total = self._task.completed, self._task.total or 0.0
+        if not self.console.is_terminal and perf_counter() - self._said > _SAY_EVERY_S and done < total:
             self._said = perf_counter()
-            self.say(f"{self._stage} {self._done / self._total:.0%}")
+            self.say(f"{self._task.description} {done / total:.0%}")
 
     def say(self, text: str) -> None:
         """A line worth reading."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def _finish_stage(self) -> None:
-        if self._stage and not self.console.is_terminal:
-            self.say(f"{self._stage} took {perf_counter() - self._began:.0f} s")
-        self._stage = ""
+        if self._task and not self.console.is_terminal:
+            self.say(f"{self._task.description} took {self._task.elapsed:.0f} s")
+        self._task = None
 
 
 def show_settings(console: Console, settings: Sequence[Setting], formula: Sequence[FormulaFit]) -> None:
