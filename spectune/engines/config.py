@@ -8,8 +8,6 @@ from spectune.decide.recommendation import Recommendation
 from spectune.engines.catalogue import EngineVersion, engine_named
 from spectune.engines.speculation import FOLDER, Speculation, best_speculation, named_speculation
 
-_SPEEDUP_NOT_MEASURED = "speed-up not measured here"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -52,7 +50,7 @@ def engine_config(speculation: Speculation, engine: str, folder: Path | None = N
         files=written.files,
         acceptance_rule=written.rule,
         acceptance_length=able.length(written.rule),
-        notes=[_SPEEDUP_NOT_MEASURED, *speculation.notes, *notes, *written.notes],
+        notes=["speed-up not measured here", *speculation.notes, *notes, *written.notes],
         warnings=warnings,
     )
 

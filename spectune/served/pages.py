@@ -6,7 +6,6 @@ from urllib.parse import urlsplit
 
 from spectune.errors import ConfigError, EngineError, reason_of
 
-_TIMEOUT_S = 10.0
 _MOST_BYTES = 64 * 2**20
 _AS_IN = "write http://host:port/metrics"
 _CHECK, _IS_IT_ONE = "check the address and the server", "is it a metrics page?"
@@ -46,7 +45,7 @@ def shown(url: str) -> str:
     return f"{parts.scheme.lower()}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}{parts.path}"
 
 
-def fetched(url: str, timeout_s: float = _TIMEOUT_S) -> str:
+def fetched(url: str, timeout_s: float = 10.0) -> str:
     """The body of a page. Raises: EngineError where the server is missing, refuses, is too slow, dies or fails TLS."""
     import httpx2
 

@@ -5,7 +5,7 @@ of the acceptance length always: τ = 1 + accepted / drafts.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, zip_longest
 
@@ -50,15 +50,15 @@ class Telemetry:
     num_accepted_tokens: float | None
     warnings: list[str]
 
-
-def nothing_drafted(figures: Telemetry) -> bool:
-    """Whether there is no data."""
-    return 0 in (figures.num_drafts, figures.num_draft_tokens)
+    @property
+    def nothing_drafted(self) -> bool:
+        """Whether there is no data."""
+        return 0 in (self.num_drafts, self.num_draft_tokens)
 
 
 def telemetry(engine: str, counts: Counts) -> Telemetry:
     """Ratios of the counts. Raises: ConfigError for counts that cannot be."""
-    if impossible := _impossible(counts):
+    if impossible := next(_impossible(counts), None):
         raise ConfigError(f"the figures cannot be: {impossible}", "give the engine's own output, unedited")
     drafts, proposed, accepted, kept = counts.drafts, counts.proposed, counts.accepted, counts.by_position
     nothing, length, rate, rounds = 0 in (drafts, proposed), counts.length, counts.rate, drafts or counts.rounds
@@ -87,14 +87,11 @@ def pooled(parts: Sequence[Counts]) -> Counts:
     if len(parts) == 1:
         return parts[0]
     parts = _with_drafts(parts)
-    summed = Counts(
-        drafts=_sum(part.drafts for part in parts),
-        rounds=_sum(part.rounds for part in parts),
-        proposed=_sum(part.proposed for part in parts),
-        accepted=_sum(part.accepted for part in parts),
-        by_position=_by_position(parts),
-        warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
-    )
+    totals = {
+        name: _sum(getattr(part, name) for part in parts) for name in ("drafts", "rounds", "proposed", "accepted")
+    }
+    warnings = tuple(dict.fromkeys(text for part in parts for text in part.warnings))
+    summed = Counts(by_position=_by_position(parts), warnings=warnings, **totals)
     last = next((part for part in reversed(parts) if part.length is not None), parts[-1])
     if summed.drafts is None and summed.rounds is None and last.length is not None:
         summed = replace(summed, length=last.length, warnings=(*summed.warnings, _LAST_ONLY))
@@ -129,49 +126,37 @@ def _with_drafts(parts: Sequence[Counts]) -> Sequence[Counts]:
     return [whole if part.drafts is None else part for part, whole in zip(parts, told, strict=True)]
 
 
-def _impossible(counts: Counts) -> str | None:
-    """What no server can have counted, if anything."""
-    proposed, accepted, drafts = counts.proposed, counts.accepted, counts.drafts
-    if part := next((count for count in (proposed, accepted, drafts) if count and count < 1), None):
-        return f"a count of {part:g}"
+def _impossible(counts: Counts) -> Iterator[str]:
+    """What no server can have counted."""
+    drafts, proposed, accepted, kept = counts.drafts, counts.proposed, counts.accepted, counts.by_position
+    yield from (f"a count of {count:g}" for count in (proposed, accepted, drafts) if count and count < 1)
     if proposed is not None and accepted is not None and accepted > proposed:
-        return f"{accepted:g} tokens accepted of {proposed:g} proposed"
+        yield f"{accepted:g} tokens accepted of {proposed:g} proposed"
     if proposed is not None and drafts is not None and drafts > proposed:
-        return f"{drafts:g} drafts with {proposed:g} tokens"
-    return _impossible_positions(counts) or _impossible_ratio(counts)
-
-
-def _impossible_positions(counts: Counts) -> str | None:
-    drafts, kept = counts.drafts, counts.by_position
+        yield f"{drafts:g} drafts with {proposed:g} tokens"
     if drafts is not None and max(kept, default=0.0) > 1.01 * drafts + 1:  # counts may follow from rounded rates
-        return f"{max(kept):g} accepted at a position in {drafts:g} drafts"
+        yield f"{max(kept):g} accepted at a position in {drafts:g} drafts"
     rises = ((before, after) for before, after in pairwise(kept) if after > 1.01 * before + 1)
-    return next((f"{after:g} accepted at a position after {before:g}" for before, after in rises), None)
+    yield from (f"{after:g} accepted at a position after {before:g}" for before, after in rises)
+    if counts.rate is not None and counts.rate > 1:
+        yield f"an acceptance rate of {counts.rate:g}"
+    if counts.length is not None and 0 < counts.length < 1:
+        yield f"an acceptance length of {counts.length:g}, bonus included"
 
 
-def _impossible_ratio(counts: Counts) -> str | None:
-    rate, length = counts.rate, counts.length
-    if rate is not None and rate > 1:
-        return f"an acceptance rate of {rate:g}"
-    if length is not None and 0 < length < 1:
-        return f"an acceptance length of {length:g}, bonus included"
-    return None
-
-
-def _doubts(counts: Counts) -> list[str]:
+def _doubts(counts: Counts) -> Iterator[str]:
     """What a reader must know before trusting the ratios."""
-    drafts, proposed, accepted = counts.drafts, counts.proposed, counts.accepted
-    kept, doubts = counts.by_position, []
+    drafts, proposed, accepted, kept = counts.drafts, counts.proposed, counts.accepted, counts.by_position
     if 0 in (drafts, proposed):
-        return ["nothing was drafted: no data"]
+        yield "nothing was drafted: no data"
+        return
     if proposed and proposed >= _ENOUGH_TO_BE_DEAD and accepted == 0:
-        doubts.append(f"dead draft: 0 accepted of {proposed:g} proposed; {_LIKELY}")
+        yield f"dead draft: 0 accepted of {proposed:g} proposed; {_LIKELY}"
     if drafts and proposed and kept and proposed < drafts * len(kept) * 0.999:
         means = "rates at later positions are over all drafts, and conditional ones are lower ends"
-        doubts.append(f"drafts had {proposed / drafts:.2f} tokens in the mean, up to {len(kept)}: {means}")
+        yield f"drafts had {proposed / drafts:.2f} tokens in the mean, up to {len(kept)}: {means}"
     if kept and accepted is not None and abs(math.fsum(kept) - accepted) > 0.01 * max(accepted, 1.0):
-        doubts.append(f"positions add up to {math.fsum(kept):g} accepted tokens, not {accepted:g}")
-    return doubts
+        yield f"positions add up to {math.fsum(kept):g} accepted tokens, not {accepted:g}"
 
 
 def lines_of(text: str) -> list[str]:

@@ -90,8 +90,7 @@ def _algorithm(plan: Plan) -> str:
 
 def _method_findings(plan: Plan) -> Iterator[Finding]:
     if not _algorithm(plan):
-        message = f"SGLang has no {plan.draft.method} drafting"
-        yield error("method", message, "use a draft model, n-gram, EAGLE or MTP")
+        yield error("method", f"SGLang has no {plan.draft.method} drafting", "use a draft model, n-gram, EAGLE or MTP")
 
 
 def _serving_findings(plan: Plan) -> Iterator[Finding]:
@@ -280,9 +279,8 @@ def counts_of_line(line: str) -> Counts | None:
     """From `Decode batch` of the log; fields come in the order of the version."""
     if "Decode batch" not in line or "accept len:" not in line:
         return None
-    length, rate = (
-        re.search(rf"accept {name}: ([0-9]+(?:\.[0-9]+)?)(?![0-9]|,[0-9])", line) for name in ("len", "rate")
-    )
+    figure = r"([0-9]+(?:\.[0-9]+)?)(?![0-9]|,[0-9])"
+    length, rate = (re.search(f"accept {name}: {figure}", line) for name in ("len", "rate"))
     if length is None:
         raise unreadable(line)
     return _averages(number(length[1]), number(rate[1]) if rate else None)

@@ -53,13 +53,12 @@ def config(speculation: Speculation) -> ConfigText:
 
 def _command(speculation: Speculation, settings: dict[str, Any], rule: str, notes: list[str]) -> ConfigText:
     target, dtype = speculation.target, speculation.dtype if speculation.dtype != "auto" else ""
-    lines = [f"vllm serve {shlex.quote(target)}{f' --dtype {shlex.quote(dtype)}' if dtype else ''}"]
+    text = f"vllm serve {shlex.quote(target)}{f' --dtype {shlex.quote(dtype)}' if dtype else ''}"
     served: dict[str, Any] = {"model": target, **({"dtype": dtype} if dtype else {})}
     if settings:
-        lines.append(f"  --speculative-config {shlex.quote(json.dumps(settings))}")
+        text += f" \\\n  --speculative-config {shlex.quote(json.dumps(settings))}"
         served["speculative-config"] = settings
-    written = yaml.safe_dump(served, sort_keys=False)
-    return ConfigText(text=" \\\n".join(lines), rule=rule, notes=notes, files={"vllm.yaml": written})
+    return ConfigText(text=text, rule=rule, notes=notes, files={"vllm.yaml": yaml.safe_dump(served, sort_keys=False)})
 
 
 def _method_findings(plan: Plan) -> Iterator[Finding]:
@@ -79,9 +78,8 @@ def _vocabulary_findings(plan: Plan) -> Iterator[Finding]:
     """VLLM compares the rows of the embeddings, and nothing else."""
     if plan.settings.get("use_heterogeneous_vocab") is True:
         if plan.settings.get("draft_sample_method", "greedy") != "greedy":
-            yield error(
-                "vocabulary", "use_heterogeneous_vocab drafts greedily only", "leave draft_sample_method at greedy"
-            )
+            message = "use_heterogeneous_vocab drafts greedily only"
+            yield error("vocabulary", message, "leave draft_sample_method at greedy")
         return
     difference, rows = preflight.vocabulary_finding(plan, "vLLM"), plan.unequal_rows
     if difference:
