@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,7 @@ def check(
     from spectune.cli.terminal import show_check
     from spectune.decide.check import check as compare
     from spectune.profile.store import load_profile
+    from spectune.report.ci import junit_xml
 
     by_metric = read_run(run, {}).max_regression if run else {}
     try:
@@ -63,12 +65,8 @@ def check(
         raise
     _to_the_job(checked)
     if junit:
-        from spectune.report.ci import junit_xml
-
         write_whole(junit, junit_xml(checked), "give another file with --junit")
     if as_json:
-        from dataclasses import asdict
-
         print(json.dumps(asdict(checked), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         show_check(checked)

@@ -20,7 +20,6 @@ from spectune.profile.run import Run, read_run
 if TYPE_CHECKING:
     from spectune.measure.preparation import ProfileRequest
 
-
 _DEFAULTS = Run()
 
 
@@ -91,12 +90,10 @@ def profile(
 
     An interrupted run goes on with the same command.
     """
-    from spectune.measure.preparation import ProfileRequest, check_run
+    from spectune.measure.preparation import ProfileRequest, check_run, recorded_with
 
     asked = read_run(run, _given(context_of_call))
     if asked.tape is not None:
-        from spectune.measure.preparation import recorded_with
-
         asked = read_run(run, _given(context_of_call), recorded_with(Path(asked.tape)))
     if asked.output is None:
         raise ConfigError("there is no directory to save in", "give -o DIR, or output: DIR in the run file")

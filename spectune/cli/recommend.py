@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,8 +68,6 @@ def recommend(
 
 def recommendation_object(decided: "Recommendation", configs: list["EngineConfig"]) -> dict[str, Any]:
     """The machine output: every field of the recommendation, and the engine configs."""
-    from dataclasses import asdict
-
     warnings = [notice.model_dump() for notice in decided.warnings]
     return {**asdict(decided), "warnings": warnings, "configs": [asdict(config) for config in configs]}
 

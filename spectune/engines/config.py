@@ -49,7 +49,7 @@ def engine_config(speculation: Speculation, engine: str, folder: Path | None = N
         text=written.text.replace(FOLDER, "" if folder is None else shlex.quote(f"{folder}/")),
         files=written.files,
         acceptance_rule=written.rule,
-        acceptance_length=able.length(written.rule),
+        acceptance_length=1.0 if written.rule == "none" else able.lengths.get(written.rule),
         notes=["speed-up not measured here", *speculation.notes, *notes, *written.notes],
         warnings=warnings,
     )

@@ -30,7 +30,7 @@ _OF_LINE: _Counters[str] = {n: e.counts_of_line for n, e in ENGINES.items() if e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    series: Series | None
+    series: Series | None = None  # of a /metrics page
     engine: str
     counts: Counts
 
@@ -86,12 +86,11 @@ def _is_page(text: str) -> bool:
 
 
 def _of_series(series: Series) -> _Read:
-    for engine, counts_of in _OF_SERIES.items():
-        counts = counts_of(series)
-        if counts is not None:
-            return _Read(series=series, engine=engine, counts=counts)
-    remedy = "serve with speculation on, and with metrics enabled"
-    raise ConfigError("the metrics tell nothing of speculative decoding", remedy)
+    read = _of_parts([(0, series)], _OF_SERIES)
+    if read is None:
+        remedy = "serve with speculation on, and with metrics enabled"
+        raise ConfigError("the metrics tell nothing of speculative decoding", remedy)
+    return replace(read, series=series)
 
 
 def _of_parts(parts: Iterable[tuple[Hashable, _Part]], counters: _Counters[_Part]) -> _Read | None:
@@ -102,7 +101,7 @@ def _of_parts(parts: Iterable[tuple[Hashable, _Part]], counters: _Counters[_Part
         understood = ((engine, counts) for engine in engines if (counts := counters[engine](part)) is not None)
         for engine, counts in islice(understood, 1):
             engines, counted[key] = [engine], counts
-    return _Read(series=None, engine=engines[0], counts=pooled(list(counted.values()))) if counted else None
+    return _Read(engine=engines[0], counts=pooled(list(counted.values()))) if counted else None
 
 
 def _objects(text: str) -> list[tuple[Hashable, Mapping[str, object]]]:

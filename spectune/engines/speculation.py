@@ -39,10 +39,6 @@ class Speculation:
         """Whether a draft that is sampled, not its argmax taken, is worth more than 1% of tokens a round."""
         return self.lengths.get("rejection", 1.0) > _WORTH_SAMPLING * self.lengths.get("greedy_draft", 1.0)
 
-    def length(self, rule: str) -> float | None:
-        """Under an acceptance rule; None where it is not known."""
-        return 1.0 if rule == "none" else self.lengths.get(rule)
-
     @property
     def tree_nodes(self) -> int:
         """Proposals that a tree keeps of those it grows: as many to a depth as its width."""
