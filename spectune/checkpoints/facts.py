@@ -7,29 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spectune.checkpoints.files import UnreadableError, count, flag, folder_json, hub_json, model_path, text, text_part
+from spectune.checkpoints.files import UnreadableError, count, folder_json, hub_json, model_path, of_type, text_part
 from spectune.checkpoints.gguf import gguf_header
 from spectune.errors import ConfigError, may_hold_secrets, printable
 
-_COUNTS = {  # by what a config calls them
-    "vocab_size": ("vocab_size",),
-    "max_positions": ("max_position_embeddings", "n_positions"),
-    "mtp_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers",
-                   "n_predict"),
-    "bos_id": ("bos_token_id",),
-    "eos_id": ("eos_token_id",),
-    "layers": ("num_hidden_layers", "n_layer"),
-    "hidden_size": ("hidden_size", "n_embd"),
-    "target_hidden_size": ("target_hidden_size",),
+_COUNTS: dict[str, tuple[str | None, list[str]]] = {  # as a GGUF file calls them, {} its architecture; as configs do
+    "vocab_size": (None, ["vocab_size"]),
+    "max_positions": ("{}.context_length", ["max_position_embeddings", "n_positions"]),
+    "mtp_layers": ("{}.nextn_predict_layers", ["num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules",
+                                               "num_mtp_layers", "n_predict"]),
+    "bos_id": ("tokenizer.ggml.bos_token_id", ["bos_token_id"]),
+    "eos_id": ("tokenizer.ggml.eos_token_id", ["eos_token_id"]),
+    "layers": ("{}.block_count", ["num_hidden_layers", "n_layer"]),
+    "hidden_size": ("{}.embedding_length", ["hidden_size", "n_embd"]),
+    "target_hidden_size": (None, ["target_hidden_size"]),
 }  # fmt: skip
-_GGUF_COUNTS = {  # {} is the architecture
-    "max_positions": "{}.context_length",
-    "mtp_layers": "{}.nextn_predict_layers",
-    "bos_id": "tokenizer.ggml.bos_token_id",
-    "eos_id": "tokenizer.ggml.eos_token_id",
-    "layers": "{}.block_count",
-    "hidden_size": "{}.embedding_length",
-}
 OTHER_VOCABULARY = (
     "use a draft of the target's family, or n-gram; vLLM (use_heterogeneous_vocab, greedy drafting) and transformers "
     "(universal assisted generation) can map vocabularies"
@@ -93,17 +85,17 @@ def model_facts(name: str) -> ModelFacts:
         raise ConfigError(f"{name} has no config.json to read", "give a model's folder, .gguf file or hub name")
     tokenizer, more = read("tokenizer.json") or {}, read("tokenizer_config.json") or {}
     inner = text_part(config)
-    counts: dict[str, Any] = {fact: count(inner, *names) for fact, names in _COUNTS.items()}
+    counts: dict[str, Any] = {fact: count(inner, *names) for fact, (_, names) in _COUNTS.items()}
     try:
         texts = _texts(tokenizer)
     except (AttributeError, TypeError, KeyError, ValueError, IndexError, OverflowError) as error:
         raise ConfigError(f"the tokenizer.json of {name} is none", "check the file") from error
     return ModelFacts(
         name=name,
-        model_type=text(config, "model_type"),
+        model_type=of_type(str, config, "model_type"),
         texts=texts,
-        add_bos=flag(more, "add_bos_token"),
-        add_eos=flag(more, "add_eos_token"),
+        add_bos=of_type(bool, more, "add_bos_token"),
+        add_eos=of_type(bool, more, "add_eos_token"),
         head=_head(config),
         medusa_heads=count(config, "medusa_num_heads"),
         **counts,
@@ -133,14 +125,14 @@ def _of_gguf(name: str, path: Path) -> ModelFacts:
     except UnreadableError as error:
         raise ConfigError(f"{name} cannot be read as GGUF", "check the file") from error
     kind, fields = header.architecture, header.fields
-    counts: dict[str, Any] = {fact: count(fields, name.format(kind)) for fact, name in _GGUF_COUNTS.items()}
+    counts: dict[str, Any] = {fact: count(fields, name.format(kind)) for fact, (name, _) in _COUNTS.items() if name}
     return ModelFacts(
         name=name,
         model_type=kind,
         vocab_size=len(tokens) or None,
         texts={token_id: token.decode("utf-8", errors="replace") for token_id, token in enumerate(tokens)},
-        tokenizer_kind=text(fields, "tokenizer.ggml.model"),
-        add_bos=flag(fields, "tokenizer.ggml.add_bos_token"),
-        add_eos=flag(fields, "tokenizer.ggml.add_eos_token"),
+        tokenizer_kind=of_type(str, fields, "tokenizer.ggml.model"),
+        add_bos=of_type(bool, fields, "tokenizer.ggml.add_bos_token"),
+        add_eos=of_type(bool, fields, "tokenizer.ggml.add_eos_token"),
         **counts,
     )

@@ -5,12 +5,13 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spectune.errors import ConfigError, reason_of
 
 _MOST = 1 << 48
 _MOST_BYTES = 1 << 28
+_Kind = TypeVar("_Kind", str, bool)
 
 
 class UnreadableError(ValueError):
@@ -92,10 +93,10 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **inner} if isinstance(inner, dict) else dict(config)
 
 
-def text(config: Mapping[str, Any], name: str) -> str | None:
-    """A value that is a text; None for any other."""
+def of_type(kind: type[_Kind], config: Mapping[str, Any], name: str) -> _Kind | None:
+    """A value that is a text, or a flag; None for any other."""
     value = config.get(name)
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, kind) else None
 
 
 def count(config: Mapping[str, Any], *names: str) -> int | None:
@@ -103,12 +104,6 @@ def count(config: Mapping[str, Any], *names: str) -> int | None:
     values = (config.get(name) for name in names)
     counts = (value for value in values if isinstance(value, int) and not isinstance(value, bool))
     return next((value for value in counts if 0 <= value < _MOST), None)
-
-
-def flag(config: Mapping[str, Any], name: str) -> bool | None:
-    """A value that is true or false; None for any other."""
-    value = config.get(name)
-    return value if isinstance(value, bool) else None
 
 
 def file_digest(path: Path) -> str:

@@ -113,9 +113,8 @@ def _tell(run: Run) -> None:
     from spectune.workload.prompts import too_few
 
     told = estimate_run(run)
-    for stage, seconds in told.seconds.items():
+    for stage, seconds in {**told.seconds, "total": sum(told.seconds.values())}.items():
         print(f"{stage:<8} {seconds:>8,.0f} s")
-    print(f"{'total':<8} {sum(told.seconds.values()):>8,.0f} s")
     free = "" if told.free_bytes == float("inf") else f" of {told.free_bytes / 1e9:,.1f} GB free"
     print(f"{'memory':<8} {told.memory_bytes / 1e9:>8,.1f} GB{free}")
     disk, unit = (told.disk_bytes / 1e9, "GB") if told.disk_bytes > 1e8 else (told.disk_bytes / 1e6, "MB")
