@@ -88,21 +88,19 @@ def exported_config(
     tree_width: int = 1,
     folder: Path | None = None,
 ) -> EngineConfig:
-    """For what is named, or for what the verdict says, which may be plain decoding. Raises: ConfigError."""
+    """For what is named, or for what the verdict says, which may be plain decoding. Raises: ConfigError.
+
+    Where the engine has no method as it is named, for the best measured that it has.
+    """
+    verdict = f"the profile's verdict is {recommendation.verdict}"
     if draft is not None or num_speculative_tokens is not None or tree_width != 1:
         named = named_speculation(recommendation, draft, num_speculative_tokens, tree_width)
-        return engine_config(_or_best(named, recommendation, engine), engine, folder)
+        methods = engine_named(engine).engine.methods
+        best = best_speculation(recommendation, methods)
+        if named.draft and named.draft.method not in methods and best.draft and best.draft.method in methods:
+            named = replace(best, instead_of=named.draft.text, notes=[verdict, *best.notes])
+        return engine_config(named, engine, folder)
     if recommendation.verdict == "speculate":
         return recommended_config(recommendation, engine, folder)
     config = engine_config(replace(best_speculation(recommendation), draft=None), engine, folder)
-    return replace(config, notes=[f"the profile's verdict is {recommendation.verdict}", *config.notes])
-
-
-def _or_best(named: Speculation, recommendation: Recommendation, engine: str) -> Speculation:
-    """What the user names; where the engine has no such method, the best measured that it has."""
-    methods = engine_named(engine).engine.methods
-    best = best_speculation(recommendation, methods)
-    if named.draft is None or named.draft.method in methods or not best.draft or best.draft.method not in methods:
-        return named
-    notes = [f"the profile's verdict is {recommendation.verdict}", *best.notes]
-    return replace(best, instead_of=named.draft.text, notes=notes)
+    return replace(config, notes=[verdict, *config.notes])

@@ -23,7 +23,6 @@ from spectune.served.exposition import Series, several
 from spectune.served.telemetry import Counts, number, numbers_of, steps_by_accepted, unreadable
 
 _ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
-_NO_DP_ATTENTION = ("STANDALONE", "NGRAM", "DFLASH")
 _ADAPTIVE = ("eagle", "eagle3")  # methods that take a schedule by batch
 _TREES = ("draft_model", "eagle", "eagle3", "mtp")  # methods whose proposals may branch
 _JOINED = " \\\n  "
@@ -99,7 +98,7 @@ def _serving_findings(plan: Plan) -> Iterator[Finding]:
         if _below_one(value := settings.get(name)):
             message = f"{name} {value} keeps tokens that the target would not: the output is not the target's"
             yield error("lossy", message, "leave it at 1")
-    if settings.get("enable_dp_attention") and algorithm in _NO_DP_ATTENTION:
+    if settings.get("enable_dp_attention") and algorithm in ("STANDALONE", "NGRAM", "DFLASH"):
         message = f"SGLang refuses {algorithm} with attention data parallelism"
         yield error("dp-attention", message, "drop --enable-dp-attention, or draft with EAGLE")
     if algorithm and "max_running_requests" not in settings:
@@ -130,22 +129,18 @@ def _shape_findings(plan: Plan) -> Iterator[Finding]:
     steps, topk, tokens = (settings.get(name) for name in _SHAPE)
     missing = [f"--{name.replace('_', '-')}" for name in _SHAPE if name not in settings]
     adaptive = settings.get("speculative_adaptive") is True  # which takes topk 1, and tokens from the steps
+    chain = steps + 1 if is_count(steps) and topk == 1 else None
+    must = f"num-draft-tokens must be {chain}, the root counts"
     if 0 < len(missing) < len(_SHAPE) and plan.draft.method in _TREES and not adaptive:
-        yield _incomplete_shape(", ".join(missing), steps, topk)
-    elif is_count(steps) and topk == 1 and is_count(tokens) and tokens != steps + 1:
-        message = f"with topk 1 and {steps} steps, num-draft-tokens must be {steps + 1}, the root counts"
-        remedy = f"give --speculative-num-draft-tokens {steps + 1}"
-        yield warning("tree-shape", f"{message}: SGLang sets it so", remedy)
+        wanted = ", ".join(missing)
+        message = f"steps, topk and draft tokens are set together or not at all: {wanted} is missing"
+        more, how = (f"; {must}", f": with topk 1, {chain}") if chain else ("", "")
+        yield error("tree-shape", message + more, f"give {wanted}{how}")
+    elif chain and is_count(tokens) and tokens != chain:
+        message = f"with topk 1 and {steps} steps, {must}: SGLang sets it so"
+        yield warning("tree-shape", message, f"give --speculative-num-draft-tokens {chain}")
     elif is_count(topk) and topk > 1:
         yield from _tree_findings(plan.settings, topk)
-
-
-def _incomplete_shape(missing: str, steps: object, topk: object) -> Finding:
-    message = f"steps, topk and draft tokens are set together or not at all: {missing} is missing"
-    if not is_count(steps) or topk != 1:
-        return error("tree-shape", message, f"give {missing}")
-    tokens = f"num-draft-tokens must be {steps + 1}, the root counts"
-    return error("tree-shape", f"{message}; {tokens}", f"give {missing}: with topk 1, {steps + 1}")
 
 
 def _tree_findings(settings: Mapping[str, object], topk: int) -> Iterator[Finding]:

@@ -19,7 +19,6 @@ from spectune.served.telemetry import Counts, numbers_of
 
 _NAME = "TensorRT-LLM"
 _TYPES = {"draft_model": "Draft_Target", "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP", "suffix": "SA"}
-_NOT_ON_PYTORCH = ("Medusa", "Lookahead")
 _UNDOCUMENTED = "whether TensorRT-LLM takes such a pair is not documented: a start tells"
 _NO_ROUNDS = "no counter of rounds here: tokens per round need counters by position (return_perf_metrics: true)"
 _PREFIX = "trtllm_spec_decode_"
@@ -92,7 +91,7 @@ def _kind_findings(plan: Plan) -> Iterator[Finding]:
     """Of decoding_type, as it is set or follows from the draft."""
     given, method = plan.settings.get("decoding_type"), plan.draft.method
     kind = str(given or _TYPES.get(method) or method.capitalize())
-    if kind in _NOT_ON_PYTORCH:
+    if kind in ("Medusa", "Lookahead"):
         yield error("backend", f"{kind} is not on the PyTorch backend", "use Eagle3, MTP, NGram or Draft_Target")
     elif "decoding_type" not in plan.settings:
         yield from preflight.method_findings(plan, _NAME, _TYPES, "use a draft model, n-gram, EAGLE-3 or MTP")
