@@ -108,22 +108,17 @@ def _schedule_findings(settings: Mapping[str, object], length: object) -> Iterat
     elif min(schedule) < 1:
         yield error("schedule", "draft_len_schedule has a batch of 0", "count batches from 1")
     elif is_count(length):
-        yield from _length_findings(schedule, length)
+        smallest, first = min(schedule.items())
+        if first != length:
+            message = f"the smallest key of draft_len_schedule, {smallest}, has {first}; max_draft_len is {length}"
+            yield error("schedule", message, f"the smallest key must equal max_draft_len: {{{smallest}: {length}}}")
+        if max(schedule.values()) > length:
+            yield error("schedule", f"draft_len_schedule goes above max_draft_len {length}", "raise max_draft_len")
         if settings.get("max_concurrency") is not None:
             both = "max_concurrency and draft_len_schedule exclude each other"
             yield error("schedule", both, "keep the schedule alone")
     elif length is not None:
         yield error("schedule", f"max_draft_len is {length}, no number", "give a whole number")
-
-
-def _length_findings(schedule: Mapping[int, int], length: int) -> Iterator[Finding]:
-    """Of a schedule against max_draft_len."""
-    smallest, first = min(schedule.items())
-    if first != length:
-        message = f"the smallest key of draft_len_schedule, {smallest}, has {first}; max_draft_len is {length}"
-        yield error("schedule", message, f"the smallest key must equal max_draft_len: {{{smallest}: {length}}}")
-    if max(schedule.values()) > length:
-        yield error("schedule", f"draft_len_schedule goes above max_draft_len {length}", "raise max_draft_len")
 
 
 def _tree_findings(settings: Mapping[str, object], length: object) -> Iterator[Finding]:
