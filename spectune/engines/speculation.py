@@ -83,17 +83,13 @@ def named_speculation(
         raise ConfigError(f"draft {spec.text!r} was not measured, so its K is not known", "give -k")
     k = num_speculative_tokens or _fastest(measured).num_speculative_tokens
     same = [candidate for candidate in measured if candidate.num_speculative_tokens == k and tree_width == 1]
-    if not same:
-        return _unmeasured(recommendation, spec, k, tree_width)
-    best_setting = f"{best.draft}, K = {best.num_speculative_tokens}"
-    note = f"as asked for; the profile's verdict is {recommendation.verdict}, its best {best_setting}"
-    return replace(_of(recommendation, same[0]), notes=[note])
-
-
-def _unmeasured(recommendation: Recommendation, spec: DraftSpec, k: int, tree_width: int) -> Speculation:
+    if same:
+        best_setting = f"{best.draft}, K = {best.num_speculative_tokens}"
+        note = f"as asked for; the profile's verdict is {recommendation.verdict}, its best {best_setting}"
+        return replace(_of(recommendation, same[0]), notes=[note])
     shape = f"K = {k}" if tree_width == 1 else f"K = {k} in a tree of width {tree_width}"
     return replace(
-        _of(recommendation, recommendation.best_candidate),
+        _of(recommendation, best),
         draft=spec,
         num_speculative_tokens=k,
         tree_width=tree_width,
