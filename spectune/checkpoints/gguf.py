@@ -1,8 +1,7 @@
 """The header of a GGUF file: its fields and its tensors' shapes, whatever stands in it.
 
 The library's own reader makes two arrays of every token and believes every count; this one reads each byte once and
-stops at bounds that no model reaches.
-Source: the GGUF specification, versions 2 and 3.
+stops at bounds that no model reaches. Source: the GGUF specification, versions 2 and 3.
 """
 
 import math
