@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
@@ -203,16 +202,17 @@ def steady_seconds(
     logs = np.log(np.maximum(seconds[forwards], 1e-12))
     pass_of, cell_of = passes[forwards], cells[forwards]  # each forward
     for _ in range(_SWEEPS if enough.any() else 0):
-        flat = _medians_by(logs - levels[pass_of], cell_of)
-        levels = np.where(enough, _medians_by(logs - flat[cell_of], pass_of, len(levels)), 0.0)
+        flat = medians_by(logs - levels[pass_of], cell_of)
+        levels = np.where(enough, medians_by(logs - flat[cell_of], pass_of, len(levels)), 0.0)
         levels = np.where(enough, levels - np.median(levels[enough]), 0.0)
     return np.asarray(seconds / np.exp(levels[passes]))
 
 
-def _medians_by(values: Floats, groups: NDArray[np.int64], count: int = 0) -> Floats:
+def medians_by(values: Floats, groups: NDArray[np.int64], count: int = 0) -> Floats:
     """[groups] median of the values in each group, 0 where it is empty; at least `count` groups."""
-    order = np.argsort(groups, kind="stable")
-    count = max(count, int(groups.max(initial=-1)) + 1)
-    bounds = np.searchsorted(groups[order], np.arange(count + 1))
-    parts = [values[order[first:last]] for first, last in pairwise(bounds)]
-    return np.array([np.median(part) if len(part) else 0.0 for part in parts])
+    ordered, sizes = values[np.lexsort((values, groups))], np.bincount(groups, minlength=count)
+    first, there = np.cumsum(sizes) - sizes, sizes > 0
+    medians = np.zeros(len(sizes))
+    low, high = (first + (sizes - 1) // 2)[there], (first + sizes // 2)[there]
+    medians[there] = (ordered[low] + ordered[high]) / 2
+    return medians

@@ -13,7 +13,7 @@ from spectune.profile import schemas
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import ConfirmationRecord, Load
 from spectune.profile.store import Confirmed, Profile, save_profile
-from spectune.profile.tables import rows_where, to_arrow
+from spectune.profile.tables import rows_at, rows_where, to_arrow
 
 CATEGORIES = ("code", "chat", "creative")
 NGRAM = "ngram:min=1,max=4"
@@ -213,29 +213,32 @@ def _costs(
     )
 
 
-def decoded(profile: Profile, k: int, gain: float, plain_s: float = 0.1) -> Profile:
-    """The profile after a confirming run in which `k` tokens of the first draft gained `gain` at T = 0."""
+def decoded(
+    profile: Profile, k: int, gain: float, plain_s: float = 0.1, slow: float = 0.0, noise: float = 0.0
+) -> Profile:
+    """The profile after a confirming run in which `k` tokens of the first draft gained `gain` at T = 0.
+
+    The text of its first prompts is decoded again, literally; `slow`: this share of the rounds takes ten times as long.
+    """
     tape = rows_where(profile.tape, temperature=0.0).slice(0, 8)
-    draft = profile.manifest.drafts[0].spec
-    evidence = rows_where(profile.acceptance, draft=draft)
-    runs = [
-        {
-            "draft": spec,
-            "depth": depth,
-            "nodes": depth,
-            "temperature": 0.0,
-            "engine": "spectune",
-            "mode": "eager",
-            "prompt_id": prompt,
-            "tokens": 64,
-            "rounds": 64 if spec is None else 20,
-            "accepted": 0 if spec is None else 44,
-            "proposed": 20 * depth,
-            "seconds": seconds,
-        }
-        for spec, depth, seconds in ((None, 0, 64 * plain_s), (draft, k, 64 * plain_s / gain))
-        for prompt in tape["prompt_id"].to_pylist()
-    ]
+    texts, draft = tape["continuation"].to_pylist(), profile.manifest.drafts[0].spec
+    kept = [row for row, text in enumerate(profile.acceptance["continuation"].to_pylist()) if text in texts]
+    evidence = rows_at(profile.acceptance, np.array(kept))
+    hits = rows_where(evidence, draft=draft)["argmax_hits"].to_pylist()
+    accepted = [literal_rounds(np.array(row), k) for row in hits]
+    round_s = tape["tokens"].to_numpy().sum() * plain_s / gain / sum(map(len, accepted))
+    runs, rounds, rng = [], [], np.random.default_rng(3)
+    for spec, depth, seconds in ((None, 0, plain_s), (draft, k, round_s)):
+        for place, text in enumerate(texts):
+            own = [0] * len(hits[place]) if spec is None else accepted[place]
+            runs.append({"draft": spec, "depth": depth, "nodes": depth, "continuation": text, "run": len(runs)})
+            rounds += [
+                {"run": len(runs) - 1, "cycle": 8 * place + 8 * number // len(own), "proposed": depth, "accepted": kept,
+                 "seconds": seconds * float(np.exp(rng.normal(0, noise))) * (10.0 if rng.random() < slow else 1.0)}
+                for number, kept in enumerate(own)
+            ]  # fmt: skip
+    frame = pd.DataFrame.from_records(runs).assign(temperature=0.0, engine="spectune", mode="eager")
+    frame["prompt_id"] = tape["prompt_id"].to_pylist() * 2
     record = ConfirmationRecord(
         created_at=profile.manifest.created_at,
         environment=profile.manifest.environment,
@@ -245,6 +248,21 @@ def decoded(profile: Profile, k: int, gain: float, plain_s: float = 0.1) -> Prof
         command="spectune confirm",
         tables={},
     )
+    confirmed = Confirmed(
+        tape=tape,
+        acceptance=evidence,
+        runs=to_arrow(frame, schemas.RUNS),
+        rounds=to_arrow(pd.DataFrame.from_records(rounds), schemas.ROUNDS),
+    )
     manifest = profile.manifest.model_copy(update={"confirmation": record})
-    confirmed = Confirmed(tape=tape, acceptance=evidence, runs=to_arrow(pd.DataFrame.from_records(runs), schemas.RUNS))
     return replace(profile, manifest=manifest, confirmed=confirmed)
+
+
+def literal_rounds(hits: np.ndarray, k: int) -> list[int]:
+    """Proposals accepted in each round of a text whose draft guesses right where it says so."""
+    accepted, start = [], 0
+    while start < len(hits):
+        run = hits[start : start + k]
+        accepted.append(len(run) if run.all() else int(np.argmin(run)))
+        start += accepted[-1] + 1
+    return accepted

@@ -38,6 +38,7 @@ def confirm(
 
     from spectune.cli.terminal import TerminalProgress, show_confirmation
     from spectune.decide.confirmation import confirmation
+    from spectune.decide.decoded import decoded_run
     from spectune.decide.fit import fit_settings
     from spectune.decide.selection import trials
     from spectune.profile.costs import CostCells
@@ -65,8 +66,9 @@ def confirm(
     )
     with TerminalProgress() as progress:
         saved = confirm_profile(profile, request, progress)
-    confirmed = confirmation(saved, fitted)
-    assert confirmed is not None, "it was just saved"
+    decoded = decoded_run(saved, fitted)
+    assert decoded is not None, "it was just saved"
+    confirmed = confirmation(saved, decoded, fitted)
     if as_json:
         print(json.dumps(asdict(confirmed), indent=2, ensure_ascii=False, allow_nan=False))
     else:

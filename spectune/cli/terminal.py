@@ -14,11 +14,12 @@ from spectune.decide.check import Check
 from spectune.decide.confirmation import Confirmation, ConfirmedSetting
 from spectune.decide.fit import Setting
 from spectune.decide.formula import FormulaFit
+from spectune.decide.reasons import machine_line
 from spectune.decide.selection import choose
 from spectune.profile.manifest import Notice
 from spectune.report.ci import change_text, headline, name_of, status_text
 from spectune.report.markdown import interval_text
-from spectune.report.skill import formula_text, machine_change
+from spectune.report.skill import formula_text
 
 _NARROW_COLUMNS = 72
 _SAY_EVERY_S = 30.0  # on a pipe
@@ -128,8 +129,12 @@ def _errors(confirmation: Confirmation) -> Iterator[str]:
     yield f"without replay: “nothing changes” {nulls.always_one:.1%}, formula with a cost ratio {nulls.geometric:.1%}"
     if inside is not None:
         yield f"{inside:.0%} of the measured figures lie inside the predicted interval"
-    if changed := machine_change(confirmation):
-        yield changed
+    if line := machine_line(confirmation):
+        yield line
+    for setting in confirmation.settings:
+        if sentence := setting.miss.sentence:
+            which = f"K = {setting.num_speculative_tokens} of {setting.draft} at T = {setting.temperature:g}"
+            yield f"{which} misses by {setting.method_error:.1%}: {sentence}"
 
 
 def _confirmation_table(settings: Sequence[ConfirmedSetting], narrow: bool) -> Table:

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from spectune.decide import recommendation as told
-from spectune.decide.confirmation import Confirmation
 from spectune.decide.fit import Setting
-from spectune.decide.selection import Decision, Verdict, decide, heeding, verdict_of
+from spectune.decide.selection import Decision, decide, verdict_of
 from spectune.profile.manifest import Load
 from spectune.profile.store import Profile
 from spectune.speedup import break_even_alpha
@@ -55,15 +54,28 @@ def temperature_answer(decision: Decision) -> told.TemperatureAnswer:
     )
 
 
+def predicted(decision: Decision) -> told.Predicted:
+    """What was said before anything was decoded."""
+    setting = decision.setting
+    return told.Predicted(
+        verdict=decision.verdict,
+        draft=setting.draft,
+        num_speculative_tokens=setting.num_speculative_tokens,
+        speedup=decision.speedup,
+    )
+
+
 def temperature_gate(
-    settings: Sequence[Setting], decision: Decision, decided: Mapping[float, Decision], confirmed: Confirmation | None
+    settings: Sequence[Setting], decision: Decision, decided: Mapping[float, Decision]
 ) -> told.TemperatureGate:
     """For the recommended draft and K, which an engine keeps at every temperature; else for each temperature's best."""
     verdicts = {temperature: other.verdict for temperature, other in decided.items()}
     if decision.verdict == "speculate":  # from the headline's temperature upwards
         best = decision.setting.choice
         kept = [s for s in settings if (s.choice.draft, s.choice.shape) == (best.draft, best.shape)]
-        verdicts = {s.temperature: _alone(s, confirmed) for s in kept if s.temperature > best.temperature}
+        verdicts = {
+            s.temperature: verdict_of(s.speedup, s.effective_prompts) for s in kept if s.temperature > best.temperature
+        }
         verdicts[best.temperature] = decision.verdict
     speculate_up_to = None
     for temperature in sorted(verdicts):
@@ -71,12 +83,6 @@ def temperature_gate(
             return told.TemperatureGate(speculate_up_to=speculate_up_to, plain_from=temperature)
         speculate_up_to = temperature
     return told.TemperatureGate(speculate_up_to=speculate_up_to, plain_from=None)
-
-
-def _alone(setting: Setting, confirmed: Confirmation | None) -> Verdict:
-    """The verdict if there were no other candidates."""
-    decoded = confirmed.of(setting.choice) if confirmed else None
-    return heeding(decoded, verdict_of(setting.speedup, setting.effective_prompts))
 
 
 def category_answers(setting: Setting) -> list[told.CategoryAnswer]:
@@ -133,11 +139,13 @@ def decide_by_load(main: Decision, settings: Sequence[Setting]) -> dict[Load, De
 
 def applies_to(profile: Profile) -> told.AppliesTo:
     """What the profile was measured on."""
+    confirmed = profile.confirmed.tape["prompt_id"].unique() if profile.confirmed else []
     manifest, asked = profile.manifest, {"engine", "max_new_tokens", "top_p", "top_k"}
     return told.AppliesTo(
         target=manifest.target.name,
         workload=manifest.workload.name,
         profiled_prompts=len(profile.tape["prompt_id"].unique()),
+        confirmed_prompts=len(confirmed),
         profile_created_at=manifest.created_at,
         **manifest.environment.model_dump(include={"hardware", "device", "dtype", "threads", "versions"}),
         **profile.main_load.model_dump(),

@@ -15,6 +15,7 @@ from spectune.decide.comparison import Figure, Over, figures_of, measured_side
 from spectune.decide.fit import Setting
 from spectune.decide.metrics import HEADLINES, PARTS, Part
 from spectune.decide.selection import choose
+from spectune.decide.split import Split
 from spectune.errors import ConfigError, ProfileError
 from spectune.profile.manifest import MACHINE, Manifest, ModelRecord
 from spectune.profile.run import MAX_REGRESSION
@@ -45,6 +46,7 @@ class Finding:
     high: float | None
     more: float | None  # how many times the data would settle it
     negligible: bool  # whether it is next to nothing of a round, so that its changes do no harm
+    split: Split | None  # of a speed-up, into what made it change
 
     @property
     def choice(self) -> Choice:
@@ -147,6 +149,7 @@ def _judged(
         high=change.high if change and known else None,
         more=more,
         negligible=figure.negligible,
+        split=figure.split,
     )
 
 

@@ -12,6 +12,7 @@ from spectune.choice import Choice
 from spectune.decide.evidence import Counts, profiled_evidence, replayed
 from spectune.decide.fit import Setting, priced_settings
 from spectune.decide.metrics import METRICS, Part
+from spectune.decide.split import Split
 from spectune.errors import ProfileError
 from spectune.profile.costs import FOLDS, CellKey, CostCells, unsteadiness
 from spectune.profile.manifest import Load
@@ -38,6 +39,7 @@ class Figure:
     place: str | None = None
     enough: float = 1.0  # below 1: the share of the data that an interval needs
     negligible: bool = False
+    split: Split | None = None  # of a speed-up
 
     @property
     def part(self) -> Part:
@@ -124,7 +126,10 @@ def _speedup(before: Side, after: Side, setting: Setting, paired: bool) -> Figur
         return [float(np.log(one.speedup.estimate)) for one in at], [(drawn**2, weight - 1), (noise, FOLDS - 1)]
 
     moved, error, degrees = _moved(map(logs, (before, after)), [(prompts**2, weight - 1)])
-    return _of_prompts("speedup", setting, stats.Change.of_logs(moved, error, degrees), weight)
+    figure = _of_prompts("speedup", setting, stats.Change.of_logs(moved, error, degrees), weight)
+    tokens = now.acceptance.clock_length / setting.acceptance.clock_length
+    plain_step, round_ = (getattr(now.round, name) / getattr(setting.round, name) for name in ("plain_s", "round_s"))
+    return replace(figure, split=Split(tokens=tokens, plain_step=plain_step, round=round_))
 
 
 def _moved(sides: Iterable[tuple[Sequence[float], Variances]], more: Variances = ()) -> tuple[float, float, float]:

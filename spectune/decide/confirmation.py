@@ -4,17 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 
 from spectune import stats
-from spectune.choice import Choice, Shape, chain, plain
-from spectune.decide.evidence import DraftEvidence, confirmed_evidence, whole_texts
-from spectune.decide.fit import Setting
+from spectune.choice import Choice, chain, plain
+from spectune.decide.decoded import DecodedCosts, DecodedRounds, DecodedRun, Machine
+from spectune.decide.evidence import DraftEvidence, all_evidence, confirmed_evidence, whole_texts, written_evidence
+from spectune.decide.evidence import replayed as counted_rounds
+from spectune.decide.fit import Setting, priced_settings, repriced
 from spectune.decide.formula import cost_ratio
 from spectune.decide.round_costs import RoundCosts
-from spectune.profile.costs import FOLDS, unsteadiness
+from spectune.decide.split import Split
+from spectune.profile.costs import FOLDS, CostCells, unsteadiness
+from spectune.profile.manifest import Load
 from spectune.profile.store import Profile
-from spectune.profile.tables import numbers, rows_at
 from spectune.replay import Floats, RowCounts
 from spectune.speedup import expected_tokens, round_cost
 
@@ -30,12 +32,15 @@ class ConfirmedSetting:
     predicted_low: float | None
     predicted_high: float | None
     replayed_speedup: float  # from the held-out prompts' own plain text, with the profile's costs
-    measured_speedup: float  # decoded and timed, with its confidence interval
+    measured_speedup: float  # decoded and timed, with its confidence interval; disturbed rounds at the others' median
     measured_low: float | None
     measured_high: float | None
+    raw_speedup: float  # tokens over seconds as they passed, disturbed rounds and all
     measured_tokens: int
     acceptance_length: float  # counted while measuring: tokens over rounds, bonus included
+    disturbed_rounds: int
     method_error: float  # |replayed/measured − 1|
+    miss: Split  # of measured over replayed
     inside_interval: bool | None  # None without an interval
     always_one_error: float  # of the guess that nothing changes
     geometric_error: float  # of (1 − α^(K+1))/((1 − α)(K·c + 1)), α from τ(1)
@@ -75,29 +80,34 @@ class Confirmation:
     max_method_error: float
     fraction_inside_interval: float | None
     null_errors: NullErrors
+    machine: Machine  # steady, or disturbed or changed: then its seconds decide nothing, its texts do all the same
     plain_step_ratio: float  # time of a plain step, decoded over profiled, at the temperature where it changed most
+    rounds: int  # plain steps included
+    disturbed_rounds: int  # of them, left out of every figure but raw_speedup
 
     def of(self, choice: Choice) -> ConfirmedSetting | None:
         """What was seen of a choice; None where it was not decoded with."""
         return next((setting for setting in self.settings if setting.choice == choice), None)
 
 
-def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confirmation | None:
-    """What confirming showed, beside the profile's settings at its main load; None where it has not been done."""
-    record, confirmed = profile.manifest.confirmation, profile.confirmed
-    if record is None or confirmed is None:
-        return None
-    runs, fitted = _runs_by_choice(confirmed.runs), {setting.choice: setting for setting in fitted_settings}
+def confirmation(profile: Profile, run: DecodedRun, fitted_settings: Sequence[Setting]) -> Confirmation:
+    """What confirming showed, beside the profile's settings at its main load."""
+    record = profile.manifest.confirmation
+    assert record is not None, "where there is a run"
+    fitted = {setting.choice: setting for setting in fitted_settings}
     evidence, another_time = confirmed_evidence(profile), unsteadiness(profile.costs, "plain")
-    plain_step_ratio = _plain_step_ratio(runs, fitted_settings)
-    limit, decoded = record.max_new_tokens, [choice for choice in runs if choice.draft is not None]
-    settings = [_confirmed(fitted, choice, evidence, runs, limit, another_time) for choice in decoded]
+    settings = []
+    for choice in run.costs:
+        held_out = evidence[str(choice.draft), choice.temperature]
+        predicted, replayed = _said_before(fitted[choice], held_out, record.max_new_tokens, another_time)
+        settings.append(_confirmed(profile, run, fitted, choice, predicted, replayed))
     errors = [setting.method_error for setting in settings]
     inside = [setting.inside_interval for setting in settings if setting.inside_interval is not None]
+    rounds, disturbed = run.counts
     return Confirmation(
         settings=settings,
         prompts=record.prompts,
-        max_new_tokens=limit,
+        max_new_tokens=record.max_new_tokens,
         median_method_error=float(np.median(errors)),
         max_method_error=max(errors),
         fraction_inside_interval=sum(inside) / len(inside) if inside else None,
@@ -105,44 +115,54 @@ def confirmation(profile: Profile, fitted_settings: Sequence[Setting]) -> Confir
             always_one=float(np.median([setting.always_one_error for setting in settings])),
             geometric=float(np.median([setting.geometric_error for setting in settings])),
         ),
-        plain_step_ratio=plain_step_ratio,
+        machine=run.machine,
+        plain_step_ratio=run.plain_step_ratio,
+        rounds=rounds,
+        disturbed_rounds=disturbed,
     )
 
 
-def _runs_by_choice(runs: pa.Table) -> dict[Choice, pa.Table]:
-    """A run for each prompt, in the same order for every choice."""
-    columns = (runs[name].to_pylist() for name in ("draft", "depth", "nodes", "temperature"))
-    choices = [Choice(draft, Shape(depth, nodes), t) for draft, depth, nodes, t in zip(*columns, strict=True)]
-    return {
-        choice: rows_at(runs, np.flatnonzero([other == choice for other in choices])).sort_by("prompt_id")
-        for choice in dict.fromkeys(choices)
-    }
+def judged_settings(profile: Profile, cells: CostCells, run: DecodedRun, loads: Sequence[Load]) -> list[Setting]:
+    """At every load, by all prompts, the confirming run's among them; at the main one by that run's seconds too.
+
+    A K that it did not decode goes by how far the nearest was off. Where the machine was another, its seconds are left.
+    """
+    counted = [counted_rounds(evidence) for evidence in all_evidence(profile)]
+    settings = priced_settings(counted, cells, profile.manifest.settings, loads)
+    if run.machine != "steady":
+        return settings
+    judged = []
+    for setting in settings:
+        nearest = run.nearest(setting.choice) if setting.load == profile.main_load else None
+        judged.append(repriced(setting, *run.costs[nearest].replacing(setting.costs)) if nearest else setting)
+    return judged
 
 
-def _plain_step_ratio(runs: Mapping[Choice, pa.Table], fitted_settings: Sequence[Setting]) -> float:
-    """The machine of the run against the machine of the profile: what no prediction can know."""
-    ratios = []
-    for temperature, profiled_s in {s.temperature: s.round.plain_s for s in fitted_settings}.items():
-        if (plainly := runs.get(plain(temperature))) is not None:
-            ratios.append(float(numbers(plainly["seconds"]).sum() / numbers(plainly["rounds"]).sum() / profiled_s))
-    return max(ratios, key=lambda ratio: abs(np.log(ratio)))
+def _said_before(
+    setting: Setting, held_out: DraftEvidence, limit_tokens: int, another_time: float
+) -> tuple[stats.Interval, RowCounts]:
+    """The profile's prediction of a run on as many prompts, and rounds replayed on their plain texts."""
+    k = setting.num_speculative_tokens
+    profiled, rows = (whole_texts(texts, k, limit_tokens) for texts in (setting.evidence, held_out))
+    return predicted_speedup(*profiled, setting.costs, len(held_out.written), another_time), rows[0]
 
 
 def _confirmed(
+    profile: Profile,
+    run: DecodedRun,
     fitted: Mapping[Choice, Setting],
     choice: Choice,
-    evidence: Mapping[tuple[str | None, float], DraftEvidence],
-    runs: Mapping[Choice, pa.Table],
-    limit_tokens: int,
-    another_time: float,
+    predicted: stats.Interval,
+    replayed: RowCounts,
 ) -> ConfirmedSetting:
-    setting, k, decoded = fitted[choice], choice.num_speculative_tokens, runs[choice]
-    profiled, held_out = (
-        whole_texts(texts, k, limit_tokens) for texts in (setting.evidence, evidence[choice.draft, choice.temperature])
-    )
-    predicted = predicted_speedup(*profiled, setting.costs, decoded.num_rows, another_time)
-    replayed = float(np.exp(setting.costs.log_speedups(held_out[0])[0]))
-    measured = _measured(decoded, runs[plain(choice.temperature)])
+    setting, k, decoded = fitted[choice], choice.num_speculative_tokens, run.rounds[choice]
+    texts = written_evidence(profile, setting.draft, decoded.runs["continuation"].to_pylist(), choice.temperature)
+    own, variance = whole_texts(texts, k, profile.manifest.settings.max_new_tokens)
+    replayed_speedup, measured = float(np.exp(setting.costs.log_speedups(replayed)[0])), _measured(run, choice, texts)
+    rounds, costs = decoded.by_run(np.ones(len(decoded.seconds))), run.costs[choice]
+    counted_length, seconds = texts.written.sum() / rounds.sum(), decoded.seconds.sum()
+    plainly = run.rounds[plain(choice.temperature)]
+    raw = texts.written.sum() / seconds * plainly.seconds.sum() / len(plainly.seconds)
     first = fitted[replace(choice, shape=chain(1))].acceptance.length.estimate  # its α is what people feed the formula
     geometric = expected_tokens(min(max(first - 1, 0.0), 1.0), k) / round_cost(cost_ratio(setting), k)
     return ConfirmedSetting(
@@ -152,17 +172,45 @@ def _confirmed(
         predicted_speedup=predicted.estimate,
         predicted_low=predicted.low,
         predicted_high=predicted.high,
-        replayed_speedup=replayed,
+        replayed_speedup=replayed_speedup,
         measured_speedup=measured.estimate,
         measured_low=measured.low,
         measured_high=measured.high,
-        measured_tokens=int(numbers(decoded["tokens"]).sum()),
-        acceptance_length=float(1 + numbers(decoded["accepted"]).sum() / numbers(decoded["rounds"]).sum()),
-        method_error=abs(replayed / measured.estimate - 1),
+        raw_speedup=float(raw),
+        measured_tokens=int(texts.written.sum()),
+        acceptance_length=float(1 + decoded.accepted.sum() / rounds.sum()),
+        disturbed_rounds=int(decoded.disturbed.sum()),
+        method_error=abs(replayed_speedup / measured.estimate - 1),
+        miss=Split(
+            tokens=float(counted_length * replayed.rounds.sum() / replayed.emitted.sum()),
+            plain_step=costs.plain_step,
+            round=float(_seconds(decoded, costs).sum() / decoded.expected.sum()),
+            replay_z=_standardised(rounds - own.rounds, variance),
+        ),
         inside_interval=predicted.holds(measured.estimate),
         always_one_error=abs(1 / measured.estimate - 1),
         geometric_error=abs(geometric / measured.estimate - 1),
     )
+
+
+def _standardised(surplus: Floats, variance: Floats) -> float | None:
+    """Rounds beyond those expected, summed over texts, in standard errors; None where nothing is left to chance."""
+    total = float(variance.sum())
+    return float(surplus.sum() / np.sqrt(total)) if total > 0 else None
+
+
+def _seconds(decoded: DecodedRounds, costs: DecodedCosts) -> Floats:
+    """[rounds] what each takes when nothing disturbs it."""
+    return np.asarray(decoded.expected * costs.by_steps[decoded.proposed])
+
+
+def _measured(run: DecodedRun, choice: Choice, texts: DraftEvidence) -> stats.Interval:
+    """Tokens per second over plain decoding's, each round at the median of its kind; prompts and timings move it."""
+    decoded, plainly, costs = run.rounds[choice], run.rounds[plain(choice.temperature)], run.costs[choice]
+    tokens, seconds = texts.written.astype(np.float64), decoded.by_run(_seconds(decoded, costs))
+    speedup = tokens.sum() / seconds.sum() * plainly.expected[0] * costs.plain_step
+    error = np.hypot(stats.root_sum_square(stats.log_ratio_influence(tokens, seconds)), costs.error)
+    return stats.log_t_interval(float(speedup), float(error), stats.effective_prompts(seconds))
 
 
 def predicted_speedup(
@@ -182,12 +230,3 @@ def predicted_speedup(
     weight = stats.effective_prompts(rows.rounds)
     error, degrees = stats.pooled([(error**2 + timings, weight - 1), (another_time**2, FOLDS - 1)])
     return stats.log_t_interval(float(np.exp(draws[0])), error, min(weight, degrees + 1))
-
-
-def _measured(runs: pa.Table, plain: pa.Table) -> stats.Interval:
-    """Tokens per second over plain decoding's, on the same prompts; each prompt moves both."""
-    parts = [(numbers(table["tokens"]), numbers(table["seconds"])) for table in (runs, plain)]
-    (tokens, seconds), (plain_tokens, plain_seconds) = parts
-    influence = stats.log_ratio_influence(tokens, seconds) - stats.log_ratio_influence(plain_tokens, plain_seconds)
-    speedup = tokens.sum() / seconds.sum() * plain_seconds.sum() / plain_tokens.sum()
-    return stats.log_t_interval(float(speedup), stats.root_sum_square(influence), stats.effective_prompts(seconds))

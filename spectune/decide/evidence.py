@@ -1,7 +1,7 @@
 """What a draft would have proposed along texts, a profile's or a confirming run's, and its rounds by replay."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -81,14 +81,47 @@ def profiled_evidence(profile: Profile) -> list[DraftEvidence]:
     return [_evidence(*tables, draft, temperature, settings.max_k) for draft, temperature in pairs]
 
 
-def confirmed_evidence(profile: Profile) -> dict[tuple[str | None, float], DraftEvidence]:
-    """Of every draft at every temperature that a confirming run decoded with, along its plain text."""
+def confirmed_evidence(profile: Profile) -> dict[tuple[str, float], DraftEvidence]:
+    """Of every draft along the plain texts of a confirming run, at every temperature that it decoded at."""
+    if profile.confirmed is None:
+        return {}
+    tape = _numbered(profile.confirmed.tape, profile.confirmed.plain_continuations)
+    max_k, temperatures = profile.manifest.settings.max_k, dict.fromkeys(tape["temperature"].to_pylist())
+    return {
+        (draft.spec, t): _evidence(tape, profile.confirmed.acceptance, draft, t, max_k)
+        for draft, t in product(profile.manifest.drafts, temperatures)
+    }
+
+
+def written_evidence(profile: Profile, draft: str, continuations: Sequence[int], temperature: float) -> DraftEvidence:
+    """Of a draft along what a confirming run wrote with it."""
     assert profile.confirmed is not None
-    tape, acceptance, max_k = profile.confirmed.tape, profile.confirmed.acceptance, profile.manifest.settings.max_k
-    records = {record.spec: record for record in profile.manifest.drafts}
-    columns = (profile.confirmed.runs[name].to_pylist() for name in ("draft", "temperature"))
-    pairs = [pair for pair in dict.fromkeys(zip(*columns, strict=True)) if pair[0] is not None]
-    return {(spec, t): _evidence(tape, acceptance, records[spec], t, max_k) for spec, t in pairs}
+    tape, max_k = _numbered(profile.confirmed.tape, continuations), profile.manifest.settings.max_k
+    return _evidence(tape, profile.confirmed.acceptance, draft_record(profile, draft), temperature, max_k)
+
+
+def all_evidence(profile: Profile) -> list[DraftEvidence]:
+    """As profiled, the plain texts of a confirming run behind its own: all prompts judge acceptance."""
+    more = confirmed_evidence(profile)
+    return [
+        _joined(evidence, more.get((evidence.draft.spec, evidence.temperature)))
+        for evidence in profiled_evidence(profile)
+    ]
+
+
+def _joined(evidence: DraftEvidence, more: DraftEvidence | None) -> DraftEvidence:
+    if more is None:
+        return evidence
+    texts, proposals = (
+        pa.concat_tables([getattr(one, name) for one in (evidence, more)]) for name in ("texts", "proposals")
+    )
+    return replace(evidence, texts=texts, proposals=proposals)
+
+
+def _numbered(tape: pa.Table, continuations: Sequence[int]) -> pa.Table:
+    """These rows of a tape."""
+    place = {continuation: row for row, continuation in enumerate(tape["continuation"].to_pylist())}
+    return rows_at(tape, np.array([place[continuation] for continuation in continuations], np.int64))
 
 
 def _evidence(

@@ -1,7 +1,7 @@
 """Profile → fitted settings: acceptance by replay, round times from measured cells, both with their spread."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -105,7 +105,10 @@ class Setting:
 
 
 def fit_settings(profile: Profile, cells: CostCells, loads: Sequence[Load] = ()) -> list[Setting]:
-    """Every draft × temperature × load × K, by default at the main load. Raises: InsufficientDataError: no rounds."""
+    """Every draft × temperature × load × K, by default at the main load, by what was profiled alone.
+
+    Raises: InsufficientDataError: no rounds.
+    """
     counted = [replayed(evidence) for evidence in profiled_evidence(profile)]
     return priced_settings(counted, cells, profile.manifest.settings, loads)
 
@@ -144,6 +147,12 @@ def _setting(counts: Counts, k: int, load: Load, costs: RoundCosts, folds: Seque
         texts=rows,
         spread=spread,
     )
+
+
+def repriced(setting: Setting, costs: RoundCosts, folds: Sequence[RoundCosts]) -> Setting:
+    """The same rounds at other costs."""
+    speedup, spread = speedup_with_spread(setting.texts, costs, folds)
+    return replace(setting, costs=costs, speedup=speedup, spread=spread, round=costs.times(setting.texts))
 
 
 def speedup_with_spread(

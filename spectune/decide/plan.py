@@ -1,15 +1,16 @@
 """Profile → Recommendation, "do not speculate" included. Decides, never measures."""
 
 from spectune.decide import answers
-from spectune.decide.confirmation import confirmation
+from spectune.decide.confirmation import confirmation, judged_settings
+from spectune.decide.decoded import decoded_run
 from spectune.decide.evidence import acceptance_lengths_by_rule
 from spectune.decide.fallback import fallback_rule
 from spectune.decide.fit import fit_settings, require_measured
 from spectune.decide.formula import fit_formula
-from spectune.decide.reasons import notices, reasons
+from spectune.decide.reasons import confirmed_notices, notices, reasons
 from spectune.decide.recommendation import Recommendation
 from spectune.decide.round_costs import cost_accuracy
-from spectune.decide.selection import decide_by_temperature
+from spectune.decide.selection import decide, decide_by_temperature
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import Settings
 from spectune.profile.store import Profile
@@ -20,9 +21,14 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
     measured, cells = profile.manifest.settings, CostCells.of(profile.costs)
     headline = _headline_temperature(measured, temperature)
     everywhere = fit_settings(profile, cells, measured.loads)
+    profiled = [setting for setting in everywhere if setting.load == profile.main_load]
+    run, confirmed, predicted = decoded_run(profile, profiled), None, None
+    if run:  # judged before its prompts join those that were profiled
+        confirmed = confirmation(profile, run, profiled)
+        predicted = decide([setting for setting in profiled if setting.temperature == headline])
+        everywhere = judged_settings(profile, cells, run, measured.loads)
     settings = [setting for setting in everywhere if setting.load == profile.main_load]
-    confirmed, formula = confirmation(profile, settings), fit_formula(settings)
-    decided = decide_by_temperature(settings, confirmed)
+    decided, formula = decide_by_temperature(settings), fit_formula(settings)
     decision, here = decided[headline], [setting for setting in everywhere if setting.temperature == headline]
     fallback, why = fallback_rule(decision, measured.max_new_tokens)
     lengths = acceptance_lengths_by_rule(decision.setting.evidence, decision.setting.num_speculative_tokens)
@@ -33,21 +39,26 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
         break_even_alpha=best.break_even_alpha,
         fallback=fallback,
         fallback_reason=why,
-        best_decoded=decision.decoded,
+        best_decoded=confirmed.of(best.choice) if confirmed else None,
+        predicted=answers.predicted(predicted) if predicted else None,
         by_temperature=[answers.temperature_answer(other) for other in decided.values()],
         by_category=answers.category_answers(decision.setting),
         by_load=by_load,
         by_batch=answers.batch_steps(decision, here),
         candidates=[answers.candidate_of(setting) for setting in settings],
         applies_to=answers.applies_to(profile),
-        temperature_gate=answers.temperature_gate(settings, decision, decided, confirmed),
+        temperature_gate=answers.temperature_gate(settings, decision, decided),
         acceptance_length_by_rule=lengths,
         padded_drafts=profile.manifest.padded_drafts,
         formula=formula,
         accuracy=cost_accuracy(profile, cells),
         confirmation=confirmed,
         reasons=reasons(decision, best, by_load),
-        warnings=[*profile.manifest.warnings, *notices(decision, settings, formula)],
+        warnings=[
+            *profile.manifest.warnings,
+            *notices(decision, settings, formula),
+            *confirmed_notices(decision, predicted, confirmed),
+        ],
         reproduce=measured.command,
     )
 

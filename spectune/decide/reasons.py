@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
+from spectune.decide.confirmation import Confirmation
 from spectune.decide.fit import Setting
 from spectune.decide.formula import FormulaFit
 from spectune.decide.recommendation import Candidate, LoadAnswer
@@ -69,7 +70,7 @@ def _flips(answers: Sequence[LoadAnswer], axis: str) -> Iterator[str]:
 
 def notices(decision: Decision, settings: Sequence[Setting], formula: Sequence[FormulaFit]) -> Iterator[Notice]:
     """What makes the figures of little worth, or others' advice wrong."""
-    best, predicted, decoded = decision.setting, decision.speedup.low, decision.decoded
+    best = decision.setting
     yield from (_dead(s) for s in settings if s.num_speculative_tokens == 1 and s.acceptance.accepted_tokens == 0)
     if best.effective_prompts < FEW_EFFECTIVE_PROMPTS:
         message = f"the figures rest on {best.effective_prompts:.0f} effective prompts"
@@ -83,9 +84,40 @@ def notices(decision: Decision, settings: Sequence[Setting], formula: Sequence[F
         message = "the timings are too noisy to decide: they widen the interval more than the prompts do"
         advice = "profile on a quiet machine, or with more --budget-s"
         yield Notice(code="noisy-costs", message=message, advice=advice)
-    if decoded and predicted is not None and predicted > MIN_GAIN and decoded.measured_speedup <= MIN_GAIN:
-        message = f"real decoding of held-out prompts reached {decoded.measured_speedup:.2f}× only"
+
+
+def confirmed_notices(
+    decision: Decision, predicted: Decision | None, confirmed: Confirmation | None
+) -> Iterator[Notice]:
+    """What real decoding says against the figures, or does not bear out."""
+    if predicted is None or confirmed is None:
+        return
+    setting, decoded = decision.setting, confirmed.of(decision.setting.choice)
+    if confirmed.machine != "steady":
+        message = f"{machine_line(confirmed)}: the seconds of the confirming run decide nothing, its texts still count"
+        yield Notice(code="disturbed", message=message, advice="confirm again on a quiet machine")
+    if predicted.verdict == "speculate" != decision.verdict:
+        why = (decoded.miss.sentence if decoded else None) or "the held-out prompts accept less"
+        before = f"the profile alone said speculate, {predicted.speedup.estimate:.2f}×"
+        message = f"{before}; with the confirming run it no longer does: {why}"
         yield Notice(code="unconfirmed", message=message, advice="profile more prompts and confirm again")
+    if decoded is None and decision.verdict == "speculate":
+        message = f"{setting.draft} at K = {setting.num_speculative_tokens} was never decoded for real: others were"
+        yield Notice(code="not-decoded", message=message, advice=f"confirm with -k {setting.num_speculative_tokens}")
+
+
+def machine_line(confirmed: Confirmation) -> str | None:
+    """Where rounds were disturbed, or the machine was another than while profiling; None where all was steady."""
+    told = []
+    if confirmed.disturbed_rounds:
+        count = f"{confirmed.disturbed_rounds:,} of {confirmed.rounds:,} rounds"
+        told.append(f"{count} took far longer than others like them and are left out")
+    if confirmed.machine == "changed":
+        ratio = confirmed.plain_step_ratio
+        told.append(f"plain steps took {ratio:.2f} times as long as while profiling: the machine changed")
+    if confirmed.machine == "disturbed":
+        told.append("something else ran beside")
+    return "; ".join(told) or None
 
 
 def _dead(setting: Setting) -> Notice:

@@ -70,6 +70,16 @@ class TemperatureAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What the profile said before a confirming run joined it."""
+
+    verdict: Verdict
+    draft: str
+    num_speculative_tokens: int
+    speedup: Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryAnswer:
     """The best candidate's figures on one category of prompts."""
 
@@ -114,6 +124,7 @@ class AppliesTo:
     engine: str
     workload: str
     profiled_prompts: int
+    confirmed_prompts: int
     max_new_tokens: int
     top_p: float
     top_k: int
@@ -137,7 +148,8 @@ class Recommendation:
     fallback: Fallback | None
     fallback_reason: str
     best_candidate: Candidate
-    best_decoded: ConfirmedSetting | None  # None where that candidate was not confirmed
+    best_decoded: ConfirmedSetting | None  # None where that candidate was not decoded
+    predicted: Predicted | None  # None where nothing was decoded
     by_temperature: list[TemperatureAnswer]
     by_category: list[CategoryAnswer]
     by_load: list[LoadAnswer]
@@ -155,6 +167,5 @@ class Recommendation:
 
     @property
     def refuted(self) -> bool:
-        """Whether the prediction alone would say speculate, but real decoding gained too little."""
-        low, decoded = self.speedup.low, self.best_decoded
-        return low is not None and low > self.min_gain and decoded is not None and self.verdict != "speculate"
+        """Whether the profile alone said speculate, and no longer does with the confirming run."""
+        return self.predicted is not None and self.predicted.verdict == "speculate" != self.verdict

@@ -61,6 +61,16 @@ class RoundCosts:
         totals = round_s @ rows.by_shape.sum(1) + self.catch_up_s * rows.filled.sum()
         return np.asarray(np.log(rows.emitted.sum() * self.plain_s / totals))
 
+    def timed(self, plain_step: float, rounds: Floats) -> "RoundCosts":
+        """The point estimates times these: a plain step's, and a round's, [draws, draft steps], the last of all K."""
+        return RoundCosts(
+            plain_s=np.full(len(rounds), self.plain_s[0] * plain_step),
+            draft_s=self.draft_s[0] * rounds,
+            verify_s=self.verify_s[0] * rounds,
+            overhead_s=self.overhead_s[0] * rounds,
+            catch_up_s=self.catch_up_s[0] * rounds[:, -1],
+        )
+
     def times(self, rows: RowCounts) -> RoundTimes:
         """At the point estimates."""
         rounds = float(rows.rounds.sum())

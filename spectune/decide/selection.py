@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 
 from spectune.choice import Choice, chain
-from spectune.decide.confirmation import Confirmation, ConfirmedSetting
 from spectune.decide.evidence import draft_record
 from spectune.decide.fit import Setting, require_measured
 from spectune.drafting_spec import draft_spec
@@ -34,17 +33,16 @@ class Decision:
     speedup: Interval
     verdict: Verdict
     noisy: bool  # whether it is open, and for the timings' sake: a quiet machine may turn the answer
-    decoded: ConfirmedSetting | None  # what real decoding said of it
 
 
-def decide_by_temperature(settings: Sequence[Setting], confirmed: Confirmation | None) -> dict[float, Decision]:
+def decide_by_temperature(settings: Sequence[Setting]) -> dict[float, Decision]:
     """Among the settings of each temperature, the lowest first."""
     temperatures = sorted({setting.temperature for setting in settings})
-    return {t: decide([s for s in settings if s.temperature == t], confirmed) for t in temperatures}
+    return {t: decide([s for s in settings if s.temperature == t]) for t in temperatures}
 
 
-def decide(candidates: Sequence[Setting], confirmed: Confirmation | None = None) -> Decision:
-    """Choose among candidates at one temperature and load; `confirmed` is what real decoding said of them."""
+def decide(candidates: Sequence[Setting]) -> Decision:
+    """Choose among candidates at one temperature and load."""
     best = choose(candidates)
     own, low = best.speedup, best.speedup.low
     estimate = cross_fitted_speedup(candidates)
@@ -56,14 +54,7 @@ def decide(candidates: Sequence[Setting], confirmed: Confirmation | None = None)
     noisy = bool(speedup.holds(MIN_GAIN)) and bool(np.std(best.spread.costs) > best.spread.prompt_error)
     if verdict == "plain" and noisy:
         verdict = "insufficient-data"
-    decoded = confirmed.of(best.choice) if confirmed else None
-    return Decision(setting=best, speedup=speedup, verdict=heeding(decoded, verdict), noisy=noisy, decoded=decoded)
-
-
-def heeding(decoded: ConfirmedSetting | None, verdict: Verdict) -> Verdict:
-    """Confirming has the last word: what gained too little when decoded is not recommended, whatever was predicted."""
-    refuted = verdict == "speculate" and decoded is not None and decoded.measured_speedup <= MIN_GAIN
-    return "insufficient-data" if refuted else verdict
+    return Decision(setting=best, speedup=speedup, verdict=verdict, noisy=noisy)
 
 
 def verdict_of(speedup: Interval, effective_prompts: float) -> Verdict:

@@ -1,6 +1,6 @@
 """Evidence of every draft on the tape."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -22,15 +22,17 @@ def acceptance_table(
     max_k: int,
     progress: Progress,
     shards: Shards | None = None,
+    wanted: Mapping[str, Collection[int]] | None = None,
 ) -> pd.DataFrame:
-    """Evidence as schemas.ACCEPTANCE has it: a row for each draft and continuation.
+    """Evidence as schemas.ACCEPTANCE has it: a row for each draft and continuation, or those wanted of a draft.
 
     With shards, what an earlier run has collected is read from there.
     """
-    progress.start("replay", len(drafts) * len(continuations), "continuations")
-    by_length = sorted(range(len(continuations)), key=lambda index: len(continuations[index].prompt_token_ids))
+    every = dict.fromkeys(drafts, range(len(continuations))) if wanted is None else wanted
+    progress.start("replay", sum(len(numbers) for numbers in every.values()), "continuations")
     parts = []
     for number, (spec, drafter) in enumerate(drafts.items()):
+        by_length = sorted(every[spec], key=lambda index: len(continuations[index].prompt_token_ids))
         for first in range(0, len(by_length), _CHUNK):
             chosen = {index: continuations[index] for index in by_length[first : first + _CHUNK]}
             collect = partial(_evidence_table, target, spec, drafter, chosen, max_k)

@@ -56,15 +56,8 @@ def confirm_profile(profile: Profile, request: ConfirmRequest, progress: Progres
     target = LocalTarget(model)
     prompts = _prompts(chosen, target, profile, request)
     drafts = _drafts(model, profile, request, progress)
-    runs, continuations = _decode_all(model, drafts, prompts, profile, request, progress)
-    categories = {prompt.id: prompt.category for prompt in prompts}
-    tape = tape_table(scored_rows(continuations, target.scored(continuations), categories, target.facts.eos_token_ids))
-    max_k = profile.manifest.settings.max_k
-    tables = {
-        "confirmed_tape": without_text(tape) if profile.manifest.run.no_text else tape,
-        "confirmed_acceptance": acceptance_table(target, drafts, continuations, max_k, progress),
-        "confirmed_runs": pd.DataFrame.from_records(runs, columns=schemas.RUNS.names),
-    }
+    runs = _decode_all(model, drafts, prompts, profile, request, progress)
+    tables = _tables(runs, target, drafts, profile, progress)
     record = {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(model).model_dump(),
@@ -127,14 +120,13 @@ def _same_model(record: ModelRecord, profile: Profile, request: ConfirmRequest, 
 
 
 def _drafts(target: LanguageModel, profile: Profile, request: ConfirmRequest, progress: Progress) -> dict[str, Drafter]:
-    """The drafts of the trials, their models as they were profiled."""
+    """Every profiled draft, the models as they were profiled: those that are not decoded with are replayed."""
     records = {draft.model.name: draft.model for draft in profile.manifest.drafts if draft.model}
 
     def load(name: str) -> LanguageModel:
         return _same_model(records[name], profile, request, progress)
 
-    specs = dict.fromkeys(trial.draft for trial in request.trials if trial.draft is not None)
-    return {spec: open_draft(draft_spec(spec), target, load) for spec in specs}
+    return {draft.spec: open_draft(draft_spec(draft.spec), target, load) for draft in profile.manifest.drafts}
 
 
 def _decode_all(
@@ -144,29 +136,51 @@ def _decode_all(
     profile: Profile,
     request: ConfirmRequest,
     progress: Progress,
-) -> tuple[list[dict[str, object]], list[Continuation]]:
-    """The timed runs, and plain decoding's texts."""
+) -> list["_Run"]:
+    """Timed runs, by turns."""
     by_temperature: dict[float, list[Choice]] = {}
     for trial in request.trials:
         by_temperature.setdefault(trial.temperature, [plain(trial.temperature)]).append(trial)
     count = sum(map(len, by_temperature.values())) * len(prompts) * request.max_new_tokens
     progress.start("confirm", count, "tokens")
-    rng = np.random.default_rng(request.seed)
-    runs: list[dict[str, object]] = []
-    continuations: list[Continuation] = []
-    settings = profile.manifest.settings
+    rng, settings, runs = np.random.default_rng(request.seed), profile.manifest.settings, list["_Run"]()
+    cycle = 0
+    decoded_with = {trial.draft: drafts[trial.draft] for trial in request.trials if trial.draft is not None}
     for number, prompt in enumerate(prompts):
-        read = _Read(target, drafts, prompt)
+        read = _Read(target, decoded_with, prompt)
         for temperature, trials in by_temperature.items():
             sampling = Sampling(temperature=temperature, top_p=settings.top_p, top_k=settings.top_k)
             if number == 0:  # what runs first is slow: decode a little that does not count
                 _by_turns(read.runs(trials, sampling, _TURN_TOKENS, rng), rng)
-            decoded = read.runs(trials, sampling, request.max_new_tokens, rng)
-            _by_turns(decoded, rng)
+            runs += read.runs(trials, sampling, request.max_new_tokens, rng)
+            cycle = _by_turns(runs[-len(trials) :], rng, cycle)
             progress.advance(len(trials) * request.max_new_tokens)
-            runs += [run.row(prompt.id) for run in decoded]
-            continuations.append(decoded[0].continuation(prompt, sampling))
-    return runs, continuations
+    return runs
+
+
+def _tables(
+    runs: Sequence["_Run"], target: TextSource, drafts: Mapping[str, Drafter], profile: Profile, progress: Progress
+) -> dict[str, pd.DataFrame]:
+    """What was written, each text once; evidence of every draft on plain texts, of a run's own draft on its text."""
+    numbers: dict[tuple[str, float, tuple[int, ...]], int] = {}
+    own = [numbers.setdefault(run.text, len(numbers)) for run in runs]
+    first = dict(zip(reversed(own), reversed(runs), strict=True))
+    continuations = [first[number].continuation for number in range(len(numbers))]
+    wanted = {
+        spec: {number for number, run in zip(own, runs, strict=True) if run.trial.draft in (None, spec)}
+        for spec in drafts
+    }
+    categories = {run.prompt.id: run.prompt.category for run in runs}
+    tape = tape_table(scored_rows(continuations, target.scored(continuations), categories, target.facts.eos_token_ids))
+    max_k = profile.manifest.settings.max_k
+    rows = [run.row(number, text) for number, (run, text) in enumerate(zip(runs, own, strict=True))]
+    rounds = [(number, *one) for number, run in enumerate(runs) for one in run.rounds]
+    return {
+        "confirmed_tape": without_text(tape) if profile.manifest.run.no_text else tape,
+        "confirmed_acceptance": acceptance_table(target, drafts, continuations, max_k, progress, wanted=wanted),
+        "confirmed_runs": pd.DataFrame.from_records(rows, columns=schemas.RUNS.names),
+        "confirmed_rounds": pd.DataFrame.from_records(rounds, columns=schemas.ROUNDS.names),
+    }
 
 
 class _Read:
@@ -196,72 +210,81 @@ class _Read:
         rounds = speculative_rounds(
             self._sequence.fork(), drafting, token_ids, trial.shape, sampling, rng, self._target.name
         )
-        return _Run(self._target, rounds, token_ids, trial, max_new_tokens)
+        return _Run(self._target, self._prompt, rounds, token_ids, trial, sampling, max_new_tokens)
 
 
-def _by_turns(runs: Sequence["_Run"], rng: np.random.Generator) -> None:
-    """Each run decodes a few tokens and waits for the others, in a fresh order each time: drift touches all alike."""
+def _by_turns(runs: Sequence["_Run"], rng: np.random.Generator, cycle: int = 0) -> int:
+    """Each run decodes a few tokens and waits for the others, in a fresh order each time: drift touches all alike.
+
+    Returns the number of the next cycle.
+    """
     going = list(runs)
     while going:
         for place in rng.permutation(len(going)):
-            going[place].take_turn()
-        going = [run for run in going if not run.done]
+            going[place].take_turn(cycle)
+        going, cycle = [run for run in going if not run.done], cycle + 1
+    return cycle
 
 
 class _Run:
-    """One prompt decoded with one trial; its clock runs during turns only, the prompt having been read before."""
+    """One prompt decoded with one trial; its clock runs during rounds only, the prompt having been read before."""
 
     def __init__(
-        self, target: LanguageModel, rounds: Iterator[Round], token_ids: list[int], trial: Choice, max_new_tokens: int
+        self,
+        target: LanguageModel,
+        prompt: TapePrompt,
+        rounds: Iterator[Round],
+        token_ids: list[int],
+        trial: Choice,
+        sampling: Sampling,
+        max_new_tokens: int,
     ) -> None:
-        self._trial, self._limit, self._stopwatch = trial, max_new_tokens, Stopwatch(target.device)
+        self.prompt, self.trial, self.rounds = prompt, trial, list[tuple[int, int, int, float]]()
+        self._sampling, self._limit, self._stopwatch = sampling, max_new_tokens, Stopwatch(target.device)
         self._ends: Collection[int] = target.eos_token_ids
-        self._rounds, self._token_ids, self._first = rounds, token_ids, len(token_ids)
-        self._count = self._accepted = self._proposed = 0
-        self._seconds = 0.0
+        self._rounds, self._token_ids = rounds, token_ids
         self.done = False
 
     @property
-    def written(self) -> list[int]:
-        """What is kept of the text: up to its end or the limit."""
-        tokens = self._token_ids[self._first :][: self._limit]
-        end = next((place for place, token in enumerate(tokens) if token in self._ends), len(tokens))
-        return tokens[: end + 1]
+    def _written(self) -> list[int]:
+        return self._token_ids[len(self.prompt.token_ids) :]
 
-    def continuation(self, prompt: TapePrompt, sampling: Sampling) -> Continuation:
+    @property
+    def text(self) -> tuple[str, float, tuple[int, ...]]:
+        """Prompt, temperature and what is kept of the text: up to its end or the limit."""
+        tokens = self._written[: self._limit]
+        end = next((place for place, token in enumerate(tokens) if token in self._ends), len(tokens))
+        return self.prompt.id, self.trial.temperature, tuple(tokens[: end + 1])
+
+    @property
+    def continuation(self) -> Continuation:
         """The text as evidence is collected on it."""
+        prompt_id, _, token_ids = self.text
         return Continuation(
-            prompt_id=prompt.id, prompt_token_ids=prompt.token_ids, token_ids=self.written, sampling=sampling
+            prompt_id=prompt_id, prompt_token_ids=self.prompt.token_ids, token_ids=token_ids, sampling=self._sampling
         )
 
-    def take_turn(self) -> None:
-        """Decode some more tokens against the clock."""
-        self._seconds += self._stopwatch.seconds(self._some_rounds)
-
-    def _some_rounds(self) -> None:
+    def take_turn(self, cycle: int) -> None:
+        """Decode some more tokens, each round against the clock."""
         goal = len(self._token_ids) + _TURN_TOKENS
         while len(self._token_ids) < goal and not self.done:
-            this_round = next(self._rounds)
-            self._count += 1
-            self._accepted += this_round.accepted
-            self._proposed += this_round.proposed
-            self.done = len(self._token_ids) - self._first >= self._limit or any(
-                token in self._ends for token in this_round.token_ids
-            )
+            made: list[Round] = []
+            seconds = self._stopwatch.seconds(lambda made=made: made.append(next(self._rounds)))  # type: ignore[misc]
+            self.rounds.append((cycle, made[0].proposed, made[0].accepted, seconds))
+            self.done = len(self._written) >= self._limit or any(token in self._ends for token in made[0].token_ids)
+        if self.done:
+            self._rounds = iter(())  # its caches go
 
-    def row(self, prompt_id: str) -> dict[str, object]:
+    def row(self, number: int, continuation: int) -> dict[str, object]:
         """As schemas.RUNS has it."""
         return {
-            "draft": self._trial.draft,
-            "depth": self._trial.shape.depth,
-            "nodes": self._trial.shape.nodes,
-            "temperature": self._trial.temperature,
+            "run": number,
+            "draft": self.trial.draft,
+            "depth": self.trial.shape.depth,
+            "nodes": self.trial.shape.nodes,
+            "temperature": self.trial.temperature,
             "engine": OWN_ENGINE,
             "mode": EAGER,
-            "prompt_id": prompt_id,
-            "tokens": len(self.written),
-            "rounds": self._count,
-            "accepted": self._accepted,
-            "proposed": self._proposed,
-            "seconds": self._seconds,
+            "prompt_id": self.prompt.id,
+            "continuation": continuation,
         }

@@ -141,7 +141,7 @@ class ConfirmationRecord(_Record):
 class Manifest(_Record):
     """profile.json."""
 
-    schema_version: Literal[4]
+    schema_version: Literal[5]
     spectune_version: str
     created_at: str
     seed: int

@@ -11,6 +11,7 @@ from spectune.profile import schemas
 
 Object = dict[str, Any]
 _EAGER = "eager"
+LEFT_OUT = "confirmation"  # the notice of a confirming run that this version cannot use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,15 @@ class Step:
 def _without(schema: pa.Schema, *names: str) -> list[pa.Field]:
     return [field for field in schema if field.name not in names]
 
+
+_RUNS_4 = pa.schema(
+    [
+        *_without(schemas.RUNS, "run", "continuation"),
+        *(pa.field(name, pa.int32(), nullable=False) for name in ("tokens", "rounds", "accepted", "proposed")),
+        pa.field("seconds", pa.float64(), nullable=False),
+    ]
+)
+_CONFIRMED_4 = {"confirmed_tape": schemas.TAPE, "confirmed_acceptance": schemas.ACCEPTANCE, "confirmed_runs": _RUNS_4}
 
 # ------------------------------------------------------------------------------------------------ 3 to 4
 
@@ -47,9 +57,9 @@ _ACCEPTANCE_3 = pa.schema(
 _COSTS_3 = pa.schema(_without(schemas.COSTS, "engine", "mode", "draft_steps"))
 _RUNS_3 = pa.schema(
     [
-        schemas.RUNS.field("draft"),
+        _RUNS_4.field("draft"),
         pa.field("num_speculative_tokens", pa.int32(), nullable=False),
-        *_without(schemas.RUNS, "draft", "depth", "nodes", "engine", "mode"),
+        *_without(_RUNS_4, "draft", "depth", "nodes", "engine", "mode"),
     ]
 )
 _ROUNDS_3 = ("overhead", "round")  # whose tokens were K
@@ -74,7 +84,24 @@ def _table_of_3(name: str, table: pa.Table, raw: Object) -> pa.Table:
         return _as(schemas.COSTS, table, **added, draft_steps=steps, tokens=tokens)
     if name.endswith("runs"):
         depth = table["num_speculative_tokens"]
-        return _as(schemas.RUNS, table, **added, depth=depth, nodes=depth)
+        return _as(_RUNS_4, table, **added, depth=depth, nodes=depth)
+    return table
+
+
+# ------------------------------------------------------------------------------------------------ 4 to 5
+
+
+def _manifest_of_4(raw: Object) -> Object:
+    """Its confirming run, of which sums alone were kept, is left behind."""
+    if not raw.get("confirmation"):
+        return {**raw, "schema_version": 5}
+    message = "the confirming run is of an older spectune, which did not keep the seconds of its rounds: left out"
+    notice = {"code": LEFT_OUT, "message": message, "advice": "run spectune confirm again"}
+    return {**raw, "schema_version": 5, "confirmation": None, "warnings": [*raw["warnings"], notice]}
+
+
+def _table_of_4(name: str, table: pa.Table, raw: Object) -> pa.Table:
+    del name, raw
     return table
 
 
@@ -90,7 +117,8 @@ STEPS: Mapping[int, Step] = {
         confirmed={"confirmed_tape": _TAPE_3, "confirmed_acceptance": _ACCEPTANCE_3, "confirmed_runs": _RUNS_3},
         manifest=_manifest_of_3,
         table=_table_of_3,
-    )
+    ),
+    4: Step(measured=schemas.MEASURED, confirmed=_CONFIRMED_4, manifest=_manifest_of_4, table=_table_of_4),
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -63,6 +63,7 @@ HELD_OUT = pa.schema(
 )
 RUNS = pa.schema(
     [
+        _required("run", pa.int32()),  # its number
         pa.field("draft", pa.string()),  # null for plain decoding
         _required("depth", pa.int32()),  # draft steps of a round at most; K of a chain, 0 for plain decoding
         _required("nodes", pa.int32()),  # proposals of a round at most
@@ -70,11 +71,16 @@ RUNS = pa.schema(
         _required("engine", pa.string()),
         _required("mode", pa.string()),
         _required("prompt_id", pa.string()),  # SHA-256 over label and raw messages
-        _required("tokens", pa.int32()),  # kept: up to the end or the limit
-        _required("rounds", pa.int32()),
-        _required("accepted", pa.int32()),
+        _required("continuation", pa.int32()),  # of the confirmed tape: what it wrote, up to the end or the limit
+    ]
+)
+ROUNDS = pa.schema(
+    [
+        _required("run", pa.int32()),
+        _required("cycle", pa.int32()),  # in each of which every run takes a turn of some rounds
         _required("proposed", pa.int32()),
-        _required("seconds", pa.float64()),  # of the rounds; reading the prompt is left out
+        _required("accepted", pa.int32()),
+        _required("seconds", pa.float64()),
     ]
 )
 MEASURED: Mapping[str, pa.Schema] = {"tape": TAPE, "acceptance": ACCEPTANCE, "costs": COSTS, "held_out": HELD_OUT}
@@ -82,4 +88,5 @@ CONFIRMED: Mapping[str, pa.Schema] = {
     "confirmed_tape": TAPE,
     "confirmed_acceptance": ACCEPTANCE,
     "confirmed_runs": RUNS,
+    "confirmed_rounds": ROUNDS,
 }

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from spectune.choice import chain
 from spectune.errors import ProfileError, reason_of
 from spectune.profile import schemas
 from spectune.profile.manifest import Load, Manifest
-from spectune.profile.migration import earlier, migrated, stored_schemas
+from spectune.profile.migration import LEFT_OUT, earlier, migrated, stored_schemas
 from spectune.profile.tables import integers, labels, lengths, read_table, store, write_table
 
 if TYPE_CHECKING:
@@ -35,11 +36,21 @@ _AGAIN = "run spectune profile again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """Real decoding of held-out prompts: the timed runs, plain decoding's own text, every draft's evidence on it."""
+    """Real decoding of held-out prompts: what was written, drafts' evidence on it, the runs and each of their rounds.
+
+    Every draft's evidence is on plain decoding's texts; on what a speculative run wrote, its own draft's alone.
+    """
 
     tape: pa.Table
     acceptance: pa.Table
     runs: pa.Table
+    rounds: pa.Table
+
+    @property
+    def plain_continuations(self) -> list[int]:
+        """Of the tape: plain decoding's."""
+        rows = zip(self.runs["continuation"].to_pylist(), self.runs["draft"].to_pylist(), strict=True)
+        return list(dict.fromkeys(continuation for continuation, draft in rows if draft is None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +93,12 @@ def save_confirmation(
 ) -> Profile:
     """Add a confirmation to the profile at `directory`, in place of an earlier one; the rest stays as it is.
 
-    `confirmation` is a ConfirmationRecord without its `tables`, which are confirmed_tape, confirmed_acceptance and
-    confirmed_runs. A profile of an earlier schema version is written anew. Raises: ProfileError where it cannot be.
+    `confirmation` is a ConfirmationRecord without its `tables`, which are those of schemas.CONFIRMED. A profile of an
+    earlier schema version is written anew. Raises: ProfileError where it cannot be.
     """
     stored, profile = _manifest_object(directory), load_profile(directory)
     manifest = profile.manifest.model_dump(mode="json")
+    manifest["warnings"] = [notice for notice in manifest["warnings"] if notice["code"] != LEFT_OUT]
     with _replacing(directory, "copy the profile to where you may write") as partial:
         shutil.copytree(directory, partial)
         if earlier(stored["schema_version"]):
@@ -175,12 +187,18 @@ def load_profile(directory: Path) -> Profile:
         manifest=manifest,
         **{name: tables[name] for name in schemas.MEASURED},
         confirmed=Confirmed(**{name.removeprefix("confirmed_"): tables[name] for name in schemas.CONFIRMED})
-        if record
+        if manifest.confirmation
         else None,
     )
-    _require_consistent(directory, {draft.spec for draft in manifest.drafts}, profile.tape, profile.acceptance)
+    specs = [draft.spec for draft in manifest.drafts]
+    expected = set(product(specs, profile.tape["continuation"].to_pylist()))
+    _require_consistent(directory, expected, profile.tape, profile.acceptance)
     if seen := profile.confirmed:
-        _require_consistent(directory, set(seen.runs["draft"].drop_null().to_pylist()), seen.tape, seen.acceptance)
+        runs = zip(seen.runs["draft"].to_pylist(), seen.runs["continuation"].to_pylist(), strict=True)
+        expected = {*product(specs, seen.plain_continuations), *(run for run in runs if run[0] is not None)}
+        _require_consistent(directory, expected, seen.tape, seen.acceptance)
+        if set(seen.rounds["run"].to_pylist()) != set(seen.runs["run"].to_pylist()):
+            raise ProfileError(f"{directory}: confirmed runs and rounds do not go together", _AGAIN)
     _require_as_set(directory, profile)
     return profile
 
@@ -264,14 +282,16 @@ def _require_as_set(directory: Path, profile: Profile) -> None:
         raise ProfileError(problem, _AGAIN)
 
 
-def _require_consistent(directory: Path, drafts: set[str], tape: pa.Table, evidence: pa.Table) -> None:
-    """Every continuation has its evidence for every draft, of the same length."""
+def _require_consistent(directory: Path, expected: set[tuple[str, int]], tape: pa.Table, evidence: pa.Table) -> None:
+    """There is evidence for these drafts on these continuations, of the same length."""
     continuations, specs, rows = (
         labels(column) for column in (tape["continuation"], evidence["draft"], evidence["continuation"])
     )
-    written = dict(zip(continuations, integers(tape["tokens"]).tolist(), strict=True))
-    expected = {(draft, continuation) for draft in drafts for continuation in written}
-    if set(zip(specs, rows, strict=True)) != expected or evidence.num_rows != len(expected):
+    written, told = (
+        dict(zip(continuations, integers(tape["tokens"]).tolist(), strict=True)),
+        list(zip(specs, rows, strict=True)),
+    )
+    if set(told) != expected or len(told) != len(expected) or not {row for _, row in expected} <= written.keys():
         raise ProfileError(f"{directory}: tape and acceptance do not hold the same continuations", _AGAIN)
     _require_whole(directory, tape, ("token_ids", "logprobs"), integers(tape["tokens"]))
     names = ("draft_logprobs", "argmax_hits", "ranks", "proposed_tokens", "matched_tokens", "start_ranks")

@@ -28,8 +28,11 @@ def change_text(finding: Finding) -> str:
 
 
 def status_text(finding: Finding) -> str:
-    """Its status, and why it is fine where its interval alone does not tell."""
-    return f"{finding.status}: next to nothing of a round" if finding.negligible else finding.status
+    """Its status; why it is fine where its interval alone does not tell, or what made a speed-up change."""
+    if finding.negligible:
+        return f"{finding.status}: next to nothing of a round"
+    why = finding.split.sentence if finding.split and finding.status in ("regressed", "improved") else None
+    return f"{finding.status}: {why}" if why else finding.status
 
 
 def remedy(finding: Finding) -> str:
@@ -111,7 +114,7 @@ def junit_xml(check: Check) -> str:
         draft = "".join(character if character.isprintable() else "?" for character in finding.draft)
         place = f"{draft} at T = {finding.temperature:g}, K = {finding.num_speculative_tokens}"
         case = ElementTree.SubElement(suite, "testcase", classname=f"spectune.{place}", name=name_of(finding))
-        text = f"{finding.status}: {change_text(finding)}"
+        text = f"{status_text(finding)}: {change_text(finding)}"
         if tag := tags.get(finding.status):
             more = f"; {remedy(finding)}" if finding.status == "too-noisy" else ""
             ElementTree.SubElement(case, tag, message=text + more)

@@ -7,13 +7,13 @@ import yaml
 
 from spectune.decide.confirmation import Confirmation
 from spectune.decide.formula import FormulaFit
+from spectune.decide.reasons import machine_line
 from spectune.decide.recommendation import Candidate, Recommendation
 from spectune.engines.config import EngineConfig
 from spectune.report import verification as words
 from spectune.report.markdown import block, bullets, interval_text, table
 
 _CANDIDATES_SHOWN = 24
-_MACHINE_CHANGED = 1.1
 _PICTURES = {
     "speedup": "Speed-up against K, with intervals and what was measured",
     "acceptance": "Acceptance by position in the round",
@@ -77,9 +77,9 @@ def headline(recommendation: Recommendation) -> str:
         return f"{words.SPECULATE} with {setting}, {at}: {gain}."
     if recommendation.verdict == "plain":
         return f"{words.DECODE_PLAINLY} {at}: {tried}."
-    if recommendation.refuted and recommendation.best_decoded:
-        reached = f"reached {recommendation.best_decoded.measured_speedup:.2f}× when held-out prompts were decoded"
-        return f"{words.NOT_CONFIRMED} {at}: {setting}, was predicted to reach {gain}, but {reached}. {meanwhile}."
+    if recommendation.refuted and recommendation.predicted:
+        promised = f"the profile alone promised {recommendation.predicted.speedup.estimate:.2f}×"
+        return f"{words.NOT_CONFIRMED} {at}: {promised}; with held-out prompts decoded, {tried}. {meanwhile}."
     return f"{words.UNDECIDED} {at}: {tried}. {meanwhile}."
 
 
@@ -167,7 +167,17 @@ def _breakdowns(recommendation: Recommendation) -> Iterator[str]:
 
 
 def _confirmed(confirmation: Confirmation) -> str:
-    header = ("draft", "K", "T", "predicted [a run falls in]", "replayed", "measured [95%]", "tokens", "method error")
+    header = (
+        "draft",
+        "K",
+        "T",
+        "predicted [a run falls in]",
+        "replayed",
+        "measured [95%]",
+        "raw sum",
+        "tokens",
+        "method error",
+    )
     nulls, inside = confirmation.null_errors, confirmation.fraction_inside_interval
     note = (
         f"{confirmation.prompts} held-out prompts, up to {confirmation.max_new_tokens} new tokens, decoded plainly and "
@@ -181,22 +191,18 @@ def _confirmed(confirmation: Confirmation) -> str:
         if inside is None
         else f" A share of {inside:.2f} of the measured figures lies inside the predicted interval."
     )
-    changed = "" if not (line := machine_change(confirmation)) else f" {line[0].upper()}{line[1:]}."
+    changed = "" if not (line := machine_line(confirmation)) else f" {line[0].upper()}{line[1:]}."
+    missed = [
+        f" K = {s.num_speculative_tokens} of {s.draft} at T = {s.temperature:g} misses by {s.method_error:.3f}: {text}."
+        for s in confirmation.settings
+        if (text := s.miss.sentence)
+    ]
     rows = [
         (s.draft, s.num_speculative_tokens, f"{s.temperature:g}", s.predicted, f"{s.replayed_speedup:.2f}×", s.measured,
-         s.measured_tokens, f"{s.method_error:.3f}")
+         f"{s.raw_speedup:.2f}×", s.measured_tokens, f"{s.method_error:.3f}")
         for s in confirmation.settings
     ]  # fmt: skip
-    return table("Predicted against measured", header, rows, note + held + changed)
-
-
-def machine_change(confirmation: Confirmation) -> str | None:
-    """A line where the machine was faster or slower at the run than while it was profiled."""
-    ratio = confirmation.plain_step_ratio
-    if max(ratio, 1 / ratio) <= _MACHINE_CHANGED:
-        return None
-    took = f"plain steps took {ratio:.2f} times as long as while profiling"
-    return f"{took}: the machine changed, which no prediction knows"
+    return table("Predicted against measured", header, rows, note + held + changed + "".join(missed))
 
 
 def _candidates(recommendation: Recommendation) -> str:
@@ -257,13 +263,14 @@ def _doubts(recommendation: Recommendation) -> Iterator[str]:
 def _applies_to(recommendation: Recommendation) -> str:
     applies = recommendation.applies_to
     length = f"up to {applies.max_new_tokens} new tokens"
+    decoded = f" and {applies.confirmed_prompts} decoded for real" if applies.confirmed_prompts else ""
     versions = ", ".join(f"{name} {version}" for name, version in applies.versions.items())
     rows = [
         (words.TARGET, applies.target),
         ("hardware", f"{applies.hardware}; {applies.device}, {applies.threads} threads, {applies.dtype}"),
         ("engine", f"{applies.engine} ({versions})"),
         ("load", f"batch {applies.batch}, {applies.context_tokens} tokens of context"),
-        ("workload", f"{applies.workload}, {applies.profiled_prompts} prompts, {length}"),
+        ("workload", f"{applies.workload}, {applies.profiled_prompts} prompts{decoded}, {length}"),
         ("sampling", f"top_p {applies.top_p:g}, top_k {applies.top_k}"),
         (words.MEASURED, applies.profile_created_at),
     ]

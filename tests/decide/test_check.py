@@ -19,6 +19,7 @@ from spectune.profile import schemas
 from spectune.profile.run import read_run
 from spectune.profile.store import Profile, load_profile, save_profile
 from spectune.profile.tables import to_arrow
+from spectune.report.ci import status_text
 from tests.profiles import NGRAM, make_profile
 
 SPECS = ("small", NGRAM)
@@ -103,6 +104,11 @@ def test_a_cost_that_grew_is_found_and_attributed(baseline, change, metrics, cau
     assert seen.verdict == "regressed"
     assert {metric for metric, found in statuses(seen).items() if "regressed" in found} == metrics
     assert set(seen.causes) == causes
+    if "speedup" in metrics:
+        told = finding(seen, "speedup")
+        assert told.split.part == "a round"
+        assert "most of it is a round, which takes" in status_text(told)
+        assert told.split.speedup == pytest.approx(1 + told.change, rel=0.01)
 
 
 def test_a_slower_target_is_not_praised_for_a_cheaper_draft(baseline) -> None:
@@ -136,6 +142,7 @@ def test_a_drop_of_acceptance_is_found_on_a_shared_tape_only_where_it_is(baselin
     assert {"code", "chat", "creative"} <= set(places)
     one = finding(seen, "acceptance_length")
     assert one.low < one.change < one.high < 0
+    assert finding(seen, "speedup").split.part == "tokens a round"
 
 
 def test_a_cliff_stands_at_its_position(baseline) -> None:

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from spectune.decide.evidence import profiled_evidence
 from spectune.decide.formula import fit_formula
 from spectune.decide.plan import recommend
+from spectune.decide.reasons import machine_line
 from spectune.errors import ConfigError, InsufficientDataError
 from spectune.report.skill import headline
 from spectune.speedup import expected_tokens
-from tests.profiles import NGRAM, decoded, fitted_settings, make_profile
+from tests.profiles import NGRAM, decoded, fitted_settings, literal_rounds, make_profile
 
 
 def test_settings_recover_the_known_acceptance_and_costs(tmp_path) -> None:
@@ -47,22 +49,65 @@ def test_a_good_draft_is_recommended(tmp_path) -> None:
     assert {a.category for a in answer.by_category} == {"code", "chat", "creative"}
 
 
-def test_real_decoding_has_the_last_word(tmp_path) -> None:
+def test_real_decoding_is_evidence_of_what_it_decoded(tmp_path) -> None:
     profile = make_profile(tmp_path / "p", {0.0: 0.85, 1.5: 0.2})
     alone, held, refuted = (recommend(p) for p in (profile, decoded(profile, 4, 1.4), decoded(profile, 4, 0.9)))
     other = recommend(decoded(profile, 2, 0.9))  # another K than the recommended one says nothing of that one
     assert [answer.verdict for answer in (alone, held, other)] == ["speculate"] * 3
-    assert (alone.best_decoded, other.best_decoded) == (None, None)
-    assert held.best_decoded.measured_speedup == pytest.approx(1.4)
+    assert (alone.predicted, alone.best_decoded, other.best_decoded) == (None, None, None)
+    assert held.best_decoded.raw_speedup == pytest.approx(1.4)
+    assert held.best_decoded.measured_speedup == pytest.approx(1.4, rel=0.01)
+    assert held.predicted.speedup == alone.speedup
     assert not held.refuted
-    assert (refuted.verdict, refuted.draft, refuted.num_speculative_tokens) == ("insufficient-data", None, None)
+    hits = profiled_evidence(profile)[0].proposals["argmax_hits"].to_pylist()[:8]
+    tokens_a_round = 8 * 64 / sum(len(literal_rounds(np.array(row), 4)) for row in hits)
+    best = held.best_candidate
+    assert best.round_in_plain_steps == pytest.approx(tokens_a_round / 1.4, rel=0.01)
+    assert held.speedup.estimate == pytest.approx(best.clock_acceptance_length / best.round_in_plain_steps, rel=0.03)
+    assert (refuted.verdict, refuted.draft, refuted.num_speculative_tokens) == ("plain", None, None)
     assert refuted.refuted
-    assert refuted.speedup == alone.speedup  # the prediction is still told
-    assert (refuted.by_temperature[0].verdict, refuted.by_load[0].verdict) == ("insufficient-data",) * 2
+    assert refuted.predicted.speedup == alone.speedup  # the prediction is still told
+    assert (refuted.by_temperature[0].verdict, refuted.by_load[0].verdict) == ("plain",) * 2
     assert (refuted.temperature_gate.speculate_up_to, refuted.temperature_gate.plain_from) == (None, 0.0)
     assert refuted.fallback is None
     assert "unconfirmed" in {warning.code for warning in refuted.warnings}
-    assert "reached 0.90× when held-out prompts were decoded. Decode plainly meanwhile." in headline(refuted)
+    assert f"reaches {refuted.speedup.estimate:.2f}×" in headline(refuted)
+
+
+def test_k_that_was_not_decoded_goes_by_the_nearest_and_is_called_so(tmp_path) -> None:
+    profile = make_profile(tmp_path / "p", {0.0: 0.85})
+    before, after = recommend(profile), recommend(decoded(profile, 2, 1.2))
+    first, now = ({c.num_speculative_tokens: c for c in a.candidates if c.temperature == 0.0} for a in (before, after))
+    off = after.confirmation.settings[0].miss
+    for k in (1, 2, 3, 4):
+        ratio = now[k].round_in_plain_steps / first[k].round_in_plain_steps
+        assert ratio == pytest.approx(off.round / off.plain_step, rel=0.01)
+    assert (after.num_speculative_tokens, after.best_decoded) == (4, None)
+    assert [w.message for w in after.warnings if w.code == "not-decoded"] == [
+        "small at K = 4 was never decoded for real: others were"
+    ]
+
+
+def test_rounds_that_other_work_slowed_are_left_out_and_told(tmp_path) -> None:
+    profile = make_profile(tmp_path / "p", {0.0: 0.85})
+    calm, hit = (recommend(decoded(profile, 4, 1.4, slow=slow, noise=0.03)) for slow in (0.0, 0.05))
+    assert calm.confirmation.disturbed_rounds == 0
+    assert hit.confirmation.machine == "steady"
+    assert 0.03 < hit.confirmation.disturbed_rounds / hit.confirmation.rounds < 0.07
+    assert abs(hit.best_decoded.raw_speedup / 1.4 - 1) > 0.05
+    assert hit.best_decoded.measured_speedup == pytest.approx(calm.best_decoded.measured_speedup, rel=0.01)
+    assert hit.speedup.estimate == pytest.approx(calm.speedup.estimate, rel=0.01)
+    assert "took far longer than others like them and are left out" in machine_line(hit.confirmation)
+
+
+def test_a_machine_that_changed_judges_acceptance_only(tmp_path) -> None:
+    profile = make_profile(tmp_path / "p", {0.0: 0.85})
+    answer = recommend(decoded(profile, 4, 0.9, plain_s=0.15))
+    assert answer.confirmation.machine == "changed"
+    assert "disturbed" in {warning.code for warning in answer.warnings}
+    assert answer.verdict == "speculate"
+    assert answer.speedup.estimate == pytest.approx(recommend(profile).speedup.estimate, rel=0.03)
+    assert answer.best_candidate.effective_prompts == pytest.approx(44, rel=0.02)
 
 
 def test_a_round_as_long_as_two_steps_means_plain_and_no_break_even(tmp_path) -> None:

@@ -4,11 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from spectune.errors import ProfileError
 from spectune.profile import schemas
-from spectune.profile.migration import STEPS
+from spectune.profile.migration import LEFT_OUT, STEPS
 from spectune.profile.store import load_profile, save_confirmation
 
 STORED = Path(__file__).parent / "stored"
@@ -32,7 +33,6 @@ def test_of_schema_3_rounds_get_their_steps_and_tokens_and_nothing_else_changes(
     import pyarrow.parquet as pq
 
     before = {name: pq.read_table(STORED / "schema-3" / f"{name}.parquet").to_pandas() for name in schemas.MEASURED}
-    runs = pq.read_table(STORED / "schema-3" / "confirmed_runs.parquet").to_pandas()
     after = load_profile(STORED / "schema-3")
     costs = after.costs.to_pandas()
     whole = before["costs"]["part"].isin(["overhead", "round"])
@@ -45,25 +45,42 @@ def test_of_schema_3_rounds_get_their_steps_and_tokens_and_nothing_else_changes(
     assert after.tape["tokens"].to_pylist() == [len(ids) for ids in before["tape"]["token_ids"]]
     for name in ("logprobs", "token_ids", "prompt_token_ids"):
         assert after.tape[name].to_pylist() == [list(row) for row in before["tape"][name]]
-    assert after.confirmed.runs["depth"].to_pylist() == after.confirmed.runs["nodes"].to_pylist()
-    assert after.confirmed.runs["depth"].to_pylist() == runs["num_speculative_tokens"].tolist()
     assert [draft.spec for draft in after.manifest.drafts] == ["draft", "ngram:min=1,max=4", "layers:1"]
 
 
-def copied(tmp_path) -> Path:
-    return Path(shutil.copytree(STORED / "schema-3", tmp_path / "p"))
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_confirming_run_without_the_seconds_of_its_rounds_is_left_out_and_told(version) -> None:
+    directory = STORED / f"schema-{version}"
+    assert manifest(directory)["confirmation"]
+    profile = load_profile(directory)
+    assert (profile.confirmed, profile.manifest.confirmation) == (None, None)
+    (told,) = (notice for notice in profile.manifest.warnings if notice.code == LEFT_OUT)
+    assert told.advice == "run spectune confirm again"
 
 
-def test_confirming_writes_it_as_this_version(tmp_path) -> None:
-    directory = copied(tmp_path)
-    before = load_profile(directory)
+def copied(tmp_path, version: int = 3) -> Path:
+    return Path(shutil.copytree(STORED / f"schema-{version}", tmp_path / "p"))
+
+
+@pytest.mark.parametrize("version", STEPS)
+def test_confirming_writes_it_as_this_version(tmp_path, version) -> None:
+    directory = copied(tmp_path, version)
+    before, stored = load_profile(directory), manifest(directory)
+    draft = before.manifest.drafts[0].spec
+    run = {"run": 0, "draft": None, "depth": 0, "nodes": 0, "temperature": 0.0, "engine": "spectune", "mode": "eager"}
+    tape = before.tape.to_pandas().head(1)
+    runs = pd.DataFrame([{**run, "prompt_id": tape["prompt_id"][0], "continuation": tape["continuation"][0]}])
+    evidence = before.acceptance.to_pandas()
     tables = {
-        f"confirmed_{name}": getattr(before.confirmed, name).to_pandas() for name in ("tape", "acceptance", "runs")
+        "confirmed_tape": tape,
+        "confirmed_acceptance": evidence[evidence["continuation"] == tape["continuation"][0]],
+        "confirmed_runs": pd.concat([runs, runs.assign(run=1, draft=draft, depth=1, nodes=1)]),
+        "confirmed_rounds": pd.DataFrame({"run": [0, 1], "cycle": 0, "proposed": 0, "accepted": 0, "seconds": 1.0}),
     }
-    record = before.manifest.confirmation.model_dump(exclude={"tables"}) | {"seed": 5}
-    after = save_confirmation(directory, record, tables)
+    after = save_confirmation(directory, {**stored["confirmation"], "seed": 5}, tables)
     assert manifest(directory)["schema_version"] == schemas.SCHEMA_VERSION
     assert after.manifest.confirmation.seed == 5
+    assert LEFT_OUT not in {notice.code for notice in after.manifest.warnings}
     for name in schemas.MEASURED:
         assert getattr(after, name).equals(getattr(before, name))
 

@@ -38,7 +38,7 @@ def test_a_profile_comes_back_as_it_was_written(saved) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda m: m.update(schema_version=5), "schema version 5"),
+        (lambda m: m.update(schema_version=6), "schema version 6"),
         (lambda m: m.update(schema_version=2), "older spectune: schema version 2"),
         (lambda m: m.update(schema_version=0), "schema_version"),
         (lambda m: m.update(extra=1), "extra"),
