@@ -14,6 +14,7 @@ from spectune.checkpoints.size import ModelSize, hub_size, model_size
 from spectune.drafting_spec import measured_draft, method_of
 from spectune.errors import ConfigError, IncompatibleModelsError
 from spectune.measure.cost import FEWEST_PASSES, PLAIN_STEPS_OF_A_PASS, USUAL_WARM_UP_PASSES, round_shapes, verify_sizes
+from spectune.measure.dtype import worth_it
 from spectune.measure.recording import ROWS_PER_BATCH
 from spectune.measure.rounds import Stopwatch
 from spectune.models.devices import free_bytes, resolve_device, resolve_dtype
@@ -53,9 +54,8 @@ class _Machine:
 def estimate_run(run: Run) -> Estimate:
     """Raises: ConfigError for a model whose size is not told by its headers."""
     device = resolve_device(run.device)
-    dtype = resolve_dtype(run.dtype, device, torch.bfloat16)
-    machine = _tested(device, dtype)
     target, unpacking = _sized(run.target)
+    dtype, machine = _settled(run, device, target)
     drafts = [(spec, *_draft_size(spec, target)) for spec in run.draft]
     _require_fitting(run)
     prompts = [_tokens(prompt) for prompt in load_workload(run.workload).profiled]
@@ -81,6 +81,22 @@ def estimate_run(run: Run) -> Estimate:
         prompts=len(prompts),
         disk_bytes=unpacking + sum(d[2] for d in drafts) + 40.0 * len(prompts) * temperatures * run.max_new_tokens,
     )
+
+
+def _settled(run: Run, device: torch.device, target: ModelSize) -> tuple[torch.dtype, "_Machine"]:
+    """The type that a run would take, and how fast the machine is in it."""
+    own = resolve_dtype(run.dtype, device, _stored_type(target))
+    machine = _tested(device, own)
+    if run.dtype != "auto" or device.type != "cpu":
+        return own, machine
+    other = torch.bfloat16 if own == torch.float32 else torch.float32
+    faster = _tested(device, other)
+    seconds = (m.seconds(target.parameters, run.max_k + 1, t.itemsize) for m, t in ((machine, own), (faster, other)))
+    return (other, faster) if worth_it(*seconds) else (own, machine)
+
+
+def _stored_type(size: ModelSize) -> torch.dtype:
+    return torch.bfloat16 if size.stored_bytes < 3 * size.parameters else torch.float32
 
 
 def _require_fitting(run: Run) -> None:

@@ -20,7 +20,7 @@ from spectune.measure.cost import CostSettings, cost_table
 from spectune.measure.environment import environment, other_work
 from spectune.measure.preparation import Prepared, ProfileRequest, check_run, prepare
 from spectune.measure.recording import batches
-from spectune.measure.shards import Shards, require_same_run
+from spectune.measure.shards import Shards, left_behind, require_same_run
 from spectune.measure.tape import continuations, held_out_table, repeating_rows, tape_table, without_text
 from spectune.profile import schemas
 from spectune.profile.costs import KNOWN_WITHIN, CostCells
@@ -47,7 +47,7 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
     if line := other_work():
         progress.say(line)
     with _timed("load"):
-        prepared = prepare(request.run, progress)
+        prepared = prepare(request.run, progress, _settled_dtype(there, request))
     recorded = load_profile(Path(request.run.tape)) if request.run.tape else None
     facts, machine = prepared.target.facts, environment(prepared.timed)
     identity = _identity(request.run, prepared.workload.hash, facts.record, prepared.records, machine, recorded)
@@ -77,6 +77,15 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
     saved = save_profile(manifest, tables, request.output, run_log)
     shards.discard()
     return saved
+
+
+def _settled_dtype(there: Profile | None, request: ProfileRequest) -> str | None:
+    """What `--dtype auto` came to in a run that is gone on with; None where there is none."""
+    if there is not None:
+        return there.manifest.environment.dtype
+    machine = {} if request.force else left_behind(request.output).get("identity", {}).get("machine", {})
+    dtype: str | None = machine.get("dtype")
+    return dtype
 
 
 def _there(request: ProfileRequest) -> Profile | None:

@@ -12,7 +12,8 @@ from spectune.drafting import Drafter, open_draft
 from spectune.drafting_spec import DEFAULT_DRAFT, draft_spec, measured_draft
 from spectune.errors import ConfigError, ProfileError
 from spectune.measure import Progress
-from spectune.measure.environment import environment, model_record
+from spectune.measure.dtype import fastest_in
+from spectune.measure.environment import dtype_name, environment, model_record
 from spectune.measure.source import LocalTarget, TextSource
 from spectune.measure.tape import TapePrompt
 from spectune.models.devices import resolve_device
@@ -57,8 +58,9 @@ def recorded_with(directory: Path) -> dict[str, Any]:
     manifest = load_profile(directory).manifest
     if manifest.run.no_text:
         raise ProfileError(f"{directory} holds no text to replay on", "give a profile made without --no-text")
-    names = ("target", "workload", "max_new_tokens", "limit_tokens", "dtype", "seed")
-    return {name: getattr(manifest.run, name) for name in names} | {"temperature": manifest.settings.temperatures}
+    names = ("target", "workload", "max_new_tokens", "limit_tokens", "seed")
+    settled = {"temperature": manifest.settings.temperatures, "dtype": manifest.environment.dtype}
+    return {name: getattr(manifest.run, name) for name in names} | settled
 
 
 def check_run(request: ProfileRequest) -> None:
@@ -86,13 +88,22 @@ def check_run(request: ProfileRequest) -> None:
     require_replaceable(request.output)
 
 
-def prepare(run: Run, progress: Progress) -> Prepared:
-    """Load the models, read the workload, say what will be measured. Raises: SpectuneError."""
+def prepare(run: Run, progress: Progress, dtype: str | None = None) -> Prepared:
+    """Load the models, read the workload, say what will be measured; `dtype` is what an earlier run settled on.
+
+    Raises: SpectuneError.
+    """
     workload = load_workload(run.workload)
     specs = list(dict.fromkeys(measured_draft(spec).text for spec in run.draft or [DEFAULT_DRAFT]))
     device, trusted = resolve_device(run.device), run.trust_remote_code
-    load = partial(load_model, device=device, dtype=run.dtype, trust_remote_code=trusted, say=progress.say)
-    model = load(run.target)
+    load = partial(load_model, device=device, trust_remote_code=trusted, say=progress.say)
+    dtype = dtype or run.dtype
+    if dtype == "auto" and device.type == "cpu":
+        model = fastest_in(lambda name: load(run.target, dtype=name), run.max_k, progress.say)
+        dtype = dtype_name(model)
+    else:
+        model = load(run.target, dtype=dtype)
+    load = partial(load, dtype=dtype)
     drafts = {spec: open_draft(draft_spec(spec), model, load) for spec in specs}
     target = LocalTarget(model)
     samplings = _samplings(run, target.facts.defaults)

@@ -21,7 +21,7 @@ def require_same_run(output: Path, run: Sequence[str]) -> None:
 
     Raises: ProfileError naming them.
     """
-    left = _left(unfinished_folder(output))
+    left = left_behind(output)
     before = left.get("identity", {}).get("run", run)
     if before != run:
         other = dict.fromkeys(text.split(" (")[0] for text in (*before, *run) if (text in before) != (text in run))
@@ -29,10 +29,10 @@ def require_same_run(output: Path, run: Sequence[str]) -> None:
         raise ProfileError(problem, f"go on with it: {left.get('command')}; or discard it with --force")
 
 
-def _left(folder: Path) -> dict[str, Any]:
-    """What the run that left the folder said of itself; empty where there is none."""
+def left_behind(output: Path) -> dict[str, Any]:
+    """What an unfinished run beside the output said of itself; empty where there is none."""
     try:
-        left = json.loads((folder / UNFINISHED_MARKER).read_text("utf-8"))
+        left = json.loads((unfinished_folder(output) / UNFINISHED_MARKER).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return left if isinstance(left, dict) else {}
@@ -48,7 +48,7 @@ class Shards:
         """
         self._identity, self._command = identity, command
         self._folder = unfinished_folder(output)
-        left = _left(self._folder).get("identity")
+        left = left_behind(output).get("identity")
         self.resumed = left == identity
         if left is not None and not self.resumed and not force:
             other = ", ".join(name for name in identity if left.get(name) != identity[name])

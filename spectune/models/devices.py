@@ -1,6 +1,5 @@
 """Where models run: device, dtype, what room there is, and that nothing is offloaded."""
 
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:
-    """`auto`: the checkpoint's on CUDA; on CPU bfloat16 where avx512_bf16 or amx computes it, else float32."""
+    """`auto`: the checkpoint's, where the device computes it; a CPU does not compute float16 to speak of."""
     if name != "auto":
         names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
         if name not in names:
@@ -32,14 +31,7 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: torch.dtype | Non
         return names[name]
     if device.type == "cuda":
         return checkpoint or torch.bfloat16
-    return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32
-
-
-def _cpu_computes_bfloat16() -> bool:
-    if platform.system() != "Linux":
-        return False
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    return bool(flags & {"avx512_bf16", "amx_bf16"})
+    return torch.bfloat16 if checkpoint == torch.bfloat16 else torch.float32
 
 
 def placement(device: torch.device) -> dict[str, Any]:

@@ -79,17 +79,13 @@ def test_broken_weights_and_config_are_refused(tmp_path) -> None:
         load(str(path))
 
 
-def test_devices_and_dtypes(monkeypatch) -> None:
+def test_devices_and_dtypes() -> None:
     assert resolve_device("cpu") == CPU
     for name in ("cuda:99", "tpu", "cpu:x"):
         with pytest.raises(DeviceError) as caught:
             resolve_device(name)
         assert caught.value.exit_code == 3
     assert resolve_dtype("auto", torch.device("cuda"), torch.float16) == torch.float16
-    monkeypatch.setattr("spectune.models.devices._cpu_computes_bfloat16", lambda: True)
-    assert resolve_dtype("auto", CPU, torch.float16) == torch.bfloat16
-    monkeypatch.setattr("spectune.models.devices._cpu_computes_bfloat16", lambda: False)
-    assert resolve_dtype("auto", CPU, torch.bfloat16) == torch.float32
     with pytest.raises(ConfigError):
         resolve_dtype("int4", CPU, None)
 
