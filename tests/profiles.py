@@ -17,6 +17,7 @@ from spectune.profile.tables import rows_at, rows_where, to_arrow
 
 CATEGORIES = ("code", "chat", "creative")
 NGRAM = "ngram:min=1,max=4"
+READ_S = 0.2  # that the target takes for a token of a prompt; drafts take half of it
 
 
 def fitted_settings(profile: Profile, loads: Sequence[Load] = ()) -> list[Setting]:
@@ -192,6 +193,8 @@ def _costs(
             for k in sorted({1, 2, 4, max_k} & set(range(1, max_k + 1)))
         ]
     cells += [("reference", None, None, n, 0.01 * n) for n in (1, max_k + 1)]
+    cells += [("read_p", None, None, n, READ_S * n) for n in (2, 4)]
+    cells += [("read_q", draft["spec"], None, n, READ_S / 2 * n) for draft in drafts for n in (2, 4)]
     return pd.DataFrame.from_records(
         [
             {
@@ -203,7 +206,7 @@ def _costs(
                 "draft_steps": tokens if part == "overhead" else None,
                 "tokens": tokens + (part == "overhead"),
                 "batch": 1,
-                "context_tokens": 100,
+                "context_tokens": 0 if part.startswith("read") else 100,
                 "measurement_pass": number,
                 "seconds": seconds * float(np.exp(rng.normal(0, noise))),
             }

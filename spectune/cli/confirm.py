@@ -4,10 +4,17 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from spectune.cli.options import K_NAMES, argument, flag, option
 from spectune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spectune.choice import Choice
+    from spectune.decide.fit import Setting
+    from spectune.profile.store import Profile
 
 
 def confirm(
@@ -31,6 +38,7 @@ def confirm(
         str | None, option("W", "Where the prompts of a profile without text are. Default: where they were.")
     ] = None,
     trust_remote_code: Annotated[bool, flag("Run code that comes with a checkpoint.", "--trust-remote-code")] = False,
+    dry_run: Annotated[bool, flag("Only tell how long it will take.", "--dry-run")] = False,
     as_json: Annotated[bool, flag("Print predicted, replayed and measured as JSON.", "--json")] = False,
 ) -> None:
     """Decode held-out prompts for real, plainly and speculatively by turns, and hold predictions against the clock."""
@@ -52,6 +60,9 @@ def confirm(
         raise ConfigError("--chosen-only and -k exclude each other", "give one of them")
     _check(length, recorded, prompts, seed)
     chosen = trials(profile, fitted, draft or [], temperature or [], num_speculative_tokens or [], chosen_only)
+    if dry_run:
+        _tell(profile, fitted, chosen, prompts, length)
+        return
     from spectune.measure.confirm import ConfirmRequest, confirm_profile
 
     request = ConfirmRequest(
@@ -73,6 +84,26 @@ def confirm(
         print(json.dumps(asdict(confirmed), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         show_confirmation(confirmed)
+
+
+def _tell(
+    profile: "Profile", fitted: "Sequence[Setting]", chosen: "Sequence[Choice]", prompts: int | None, length: int
+) -> None:
+    """The estimate, on stdout."""
+    from spectune.choice import plain
+    from spectune.cli.terminal import show_seconds
+    from spectune.measure.environment import other_work
+    from spectune.measure.estimate import estimate_confirm
+
+    token_s: dict[Choice, float] = {}
+    for setting in fitted:
+        if setting.choice in chosen:
+            token_s[plain(setting.temperature)] = setting.round.plain_s
+            token_s[setting.choice] = setting.round.plain_s / setting.speedup.estimate
+    count = min(prompts or profile.held_out.num_rows, profile.held_out.num_rows)
+    show_seconds(estimate_confirm(profile, token_s, count, length))
+    if line := other_work():
+        print(line)
 
 
 def _check(length: int, recorded: int, prompts: int | None, seed: int) -> None:

@@ -108,17 +108,19 @@ def profile(
 
 def _tell(run: Run) -> None:
     """The estimate, on stdout."""
+    from spectune.cli.terminal import show_seconds
     from spectune.measure.environment import other_work
     from spectune.measure.estimate import estimate_run
     from spectune.workload.prompts import too_few
 
     told = estimate_run(run)
-    for stage, seconds in {**told.seconds, "total": sum(told.seconds.values())}.items():
-        print(f"{stage:<8} {seconds:>8,.0f} s")
+    show_seconds(told.seconds)
     free = "" if told.free_bytes == float("inf") else f" of {told.free_bytes / 1e9:,.1f} GB free"
     print(f"{'memory':<8} {told.memory_bytes / 1e9:>8,.1f} GB{free}")
     disk, unit = (told.disk_bytes / 1e9, "GB") if told.disk_bytes > 1e8 else (told.disk_bytes / 1e6, "MB")
     print(f"{'disk':<8} {disk:>8,.1f} {unit}")
+    if told.seconds["costs"] > 1.05 * run.budget_s:
+        print(f"costs take that long at least, whatever --budget-s {run.budget_s:g} says: every kind of work six times")
     if told.memory_bytes > told.free_bytes:
         print("it will not fit, or only in smaller batches")
     for line in filter(None, (too_few(told.prompts), other_work())):

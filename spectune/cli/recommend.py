@@ -24,6 +24,9 @@ def recommend(
     temperature: Annotated[
         float | None, option("T", "Temperature of the headline verdict. Default: the target's own, else the lowest.")
     ] = None,
+    answer_tokens: Annotated[
+        int | None, option("N", "Length of the answers that you serve, in tokens. Default: as recorded.")
+    ] = None,
     output: Annotated[Path, option("FILE", "File to write the skill to.", "--output", "-o")] = DEFAULT_SKILL,
     verify: Annotated[
         Path | None, option("FILE", "Write nothing; say whether this skill still follows from the profile.")
@@ -36,16 +39,17 @@ def recommend(
 ) -> int:
     """Decide from a profile: which draft and K, up to which temperature, or plain decoding; write the skill.
 
-    Exits with 4 where the data do not decide; with --verify, with 1 where the file advises something
-    else (or, written from this very profile, has another line).
+    Exits with 4 where the data do not decide; with --verify, which reads the values in the skill's front matter,
+    with 1 where it advises something else (or, written from this very profile, has another figure).
     """
     from spectune.decide.plan import recommend as decide
     from spectune.engines.config import recommended_config
     from spectune.profile.store import load_profile
     from spectune.report.figures import figures
     from spectune.report.skill import skill_markdown
+    from spectune.report.verification import values
 
-    decided = decide(load_profile(directory), temperature)
+    decided = decide(load_profile(directory), temperature, answer_tokens)
     if verify and not engine:
         engine = _engines_of(verify)
     configs = [recommended_config(decided, name) for name in engine or _ENGINES]
@@ -53,7 +57,7 @@ def recommend(
     drawn = {name: (f"{output.stem}-{name}.svg", svg) for name, svg in figures(decided).items()}
     skill = skill_markdown(decided, configs, {name: file for name, (file, _) in drawn.items()})
     if verify:
-        return _verified(verify, skill)
+        return _verified(verify, values(decided, configs))
     if as_json:
         print(json.dumps(recommendation_object(decided, configs), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -74,9 +78,9 @@ def recommendation_object(decided: "Recommendation", configs: list["EngineConfig
 
 def _engines_of(path: Path) -> list[str]:
     from spectune.engines.catalogue import ENGINES
-    from spectune.report.verification import headed_engines
+    from spectune.report.verification import engine_names
 
-    named = headed_engines(_read_skill(path))
+    named = engine_names(_read_skill(path))
     return [name for name, engine in ENGINES.items() if engine.name in named]
 
 
@@ -88,11 +92,11 @@ def _read_skill(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {reason}", "give a skill that spectune recommend wrote") from error
 
 
-def _verified(path: Path, skill: str) -> int:
+def _verified(path: Path, now: dict[str, str]) -> int:
     """Whether the file still follows, and what differs, on stdout."""
     from spectune.report.verification import verification
 
-    follows, differences = verification(_read_skill(path), skill)
+    follows, differences = verification(_read_skill(path), now)
     print("\n".join([f"{path} {'follows' if follows else 'does not follow'} from the profile", *differences]))
     return 0 if follows else 1
 

@@ -1,6 +1,6 @@
 """What a person sees while it runs: progress and tables on stderr, plain lines where that is no terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from time import perf_counter
 
@@ -166,6 +166,12 @@ def show_check(check: Check) -> None:
         console.print(table)
     for difference in check.differences:
         console.print(f"not the same: {difference}", markup=False, soft_wrap=True)
+
+
+def show_seconds(by_stage: Mapping[str, float]) -> None:
+    """On stdout: what is estimated of each stage, and in all."""
+    for stage, seconds in {**by_stage, "total": sum(by_stage.values())}.items():
+        print(f"{stage:<8} {seconds:>8,.0f} s")
 
 
 def show_warnings(console: Console, warnings: Sequence[Notice]) -> None:

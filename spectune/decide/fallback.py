@@ -8,6 +8,7 @@ from spectune.decide.recommendation import Fallback
 from spectune.decide.selection import Decision
 
 _FALSE_TRIP_Z = 3.72  # a healthy stream trips about once in 10,000 windows
+_FEWEST_REQUESTS = 20  # of a window: fewer tell more of the requests than of the draft
 
 
 def fallback_rule(decision: Decision, limit_tokens: int) -> tuple[Fallback | None, str]:
@@ -29,7 +30,7 @@ def _rule(setting: Setting, chance_of_rounds: float) -> tuple[Fallback | None, s
     surely_won = float(gain.mean()) - 1.645 * deviation / math.sqrt(len(gain))
     if surely_won <= 0:
         return None, "the gain per request is too uncertain for a rule that would not trip on a healthy stream"
-    window = max(1, math.ceil((_FALSE_TRIP_Z * deviation / surely_won) ** 2))
+    window = max(_FEWEST_REQUESTS, math.ceil((_FALSE_TRIP_Z * deviation / surely_won) ** 2))
     rate = math.erfc(surely_won * math.sqrt(window / 2) / deviation) / 2 if deviation > 0 else 0.0
     rule = Fallback(acceptance_length_below=threshold, window_requests=window, false_trip_rate=rate)
     return rule, "requests as long as the recorded ones"

@@ -9,15 +9,22 @@ from spectune.decide.fit import fit_settings, require_measured
 from spectune.decide.formula import fit_formula
 from spectune.decide.reasons import confirmed_notices, notices, reasons
 from spectune.decide.recommendation import Recommendation
+from spectune.decide.requests import whole_requests
 from spectune.decide.round_costs import cost_accuracy
 from spectune.decide.selection import decide, decide_by_temperature
+from spectune.errors import ConfigError
 from spectune.profile.costs import CostCells
 from spectune.profile.manifest import Settings
 from spectune.profile.store import Profile
 
 
-def recommend(profile: Profile, temperature: float | None = None) -> Recommendation:
-    """The answer at a measured temperature, by default the target's own, else the lowest. Raises: SpectuneError."""
+def recommend(profile: Profile, temperature: float | None = None, answer_tokens: int | None = None) -> Recommendation:
+    """The answer at a measured temperature, by default the target's own, else the lowest.
+
+    Whole requests are priced at the recorded answers, or at answers of so many tokens. Raises: SpectuneError.
+    """
+    if answer_tokens is not None and answer_tokens < 1:
+        raise ConfigError(f"--answer-tokens is {answer_tokens}", "give a whole number of at least 1")
     measured, cells = profile.manifest.settings, CostCells.of(profile.costs)
     headline = _headline_temperature(measured, temperature)
     everywhere = fit_settings(profile, cells, measured.loads)
@@ -34,9 +41,11 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
     lengths = acceptance_lengths_by_rule(decision.setting.evidence, decision.setting.num_speculative_tokens)
     answer = answers.temperature_answer(decision)
     best, by_load = answer.best_candidate, answers.load_answers(answers.decide_by_load(decision, here))
+    requests = whole_requests(cells, decision.setting, decision.speedup, answer_tokens)
     return Recommendation(
         **{name: getattr(answer, name) for name in answer.__slots__},
         break_even_alpha=best.break_even_alpha,
+        whole_requests=requests,
         fallback=fallback,
         fallback_reason=why,
         best_decoded=confirmed.of(best.choice) if confirmed else None,
@@ -53,7 +62,7 @@ def recommend(profile: Profile, temperature: float | None = None) -> Recommendat
         formula=formula,
         accuracy=cost_accuracy(profile, cells),
         confirmation=confirmed,
-        reasons=reasons(decision, best, by_load),
+        reasons=reasons(decision, best, by_load, requests),
         warnings=[
             *profile.manifest.warnings,
             *notices(decision, settings, formula),

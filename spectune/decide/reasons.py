@@ -7,13 +7,16 @@ from spectune.decide.confirmation import Confirmation
 from spectune.decide.fit import Setting
 from spectune.decide.formula import FormulaFit
 from spectune.decide.recommendation import Candidate, LoadAnswer
+from spectune.decide.requests import WholeRequests
 from spectune.decide.selection import MIN_GAIN, Decision
 from spectune.drafting_spec import Method
 from spectune.profile.manifest import Notice
 from spectune.stats import FEW_EFFECTIVE_PROMPTS, MIN_EFFECTIVE_PROMPTS
 
 
-def reasons(decision: Decision, best: Candidate, by_load: Sequence[LoadAnswer]) -> list[str]:
+def reasons(
+    decision: Decision, best: Candidate, by_load: Sequence[LoadAnswer], requests: WholeRequests | None
+) -> list[str]:
     """Why, in the terms of the round: what it emits, what it takes, and what would turn the answer."""
     k, ms = best.num_speculative_tokens, 1e3
     return [
@@ -24,6 +27,7 @@ def reasons(decision: Decision, best: Candidate, by_load: Sequence[LoadAnswer]) 
         f"{best.draft_s * ms:.1f} ms, the loop {best.overhead_s * ms:.1f} ms; "
         f"a plain step takes {best.plain_s * ms:.1f} ms",
         _break_even(best, decision.setting.evidence.drafting),
+        *_requests(requests),
         *_flips(by_load, "batch"),
         *_flips(by_load, "context"),
     ]
@@ -51,6 +55,19 @@ def _break_even(best: Candidate, drafting: Method) -> str:
         f"it breaks even at {best.round_in_plain_steps:.2f} tokens a round, "
         f"an acceptance of {best.break_even_alpha:.2f} at every position{proposing}"
     )
+
+
+def _requests(requests: WholeRequests | None) -> Iterator[str]:
+    """What reading the prompt leaves of the gain, and how much of the answers was seen."""
+    if requests is None:
+        return
+    lengths = f"{requests.prompt_tokens:.0f} tokens of prompt and {requests.answer_tokens:.0f} of answer"
+    reading = f"the target reads for {requests.read_s:.2f} s, the draft for {requests.draft_read_s:.2f} s more"
+    yield f"whole requests of {lengths} reach {requests.speedup.estimate:.2f}×: {reading}"
+    if requests.turned:
+        yield f"it pays from answers of {requests.pays_from_tokens:,} tokens on, longer than these"
+    if requests.goes_on_share > 0:
+        yield f"a share of {requests.goes_on_share:.2f} of the answers goes on beyond what was recorded, unseen"
 
 
 def _flips(answers: Sequence[LoadAnswer], axis: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from spectune.choice import Choice, chain
 from spectune.decide.confirmation import Confirmation, ConfirmedSetting
 from spectune.decide.formula import FormulaFit
+from spectune.decide.requests import WholeRequests
 from spectune.decide.round_costs import Accuracy
 from spectune.decide.selection import MIN_GAIN, Verdict
 from spectune.profile.manifest import Notice
@@ -26,6 +27,7 @@ class Fallback:
     acceptance_length_below: float
     window_requests: int
     false_trip_rate: float  # at most, by window, of a stream like the profiled one
+    windows_per_false_trip: int = 10_000  # at least about so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,7 @@ class Recommendation:
     speedup: Interval
     min_gain: float = MIN_GAIN
     break_even_alpha: float | None
+    whole_requests: WholeRequests | None  # None where the profile does not tell what reading a prompt takes
     fallback: Fallback | None
     fallback_reason: str
     best_candidate: Candidate

@@ -20,15 +20,16 @@ from spectune.measure import EAGER, OWN_ENGINE, Progress
 from spectune.measure.rounds import Stopwatch, TimedRounds
 from spectune.models.loading import LanguageModel
 from spectune.models.sampling import Sampling
-from spectune.models.scoring import Repeatable, repeatable_forwards
+from spectune.models.scoring import ModelScorer, Repeatable, repeatable_forwards
 from spectune.profile import schemas
-from spectune.profile.costs import FORWARDS, KNOWN_WITHIN
+from spectune.profile.costs import FORWARDS, KNOWN_WITHIN, READING
 from spectune.profile.manifest import Load
 from spectune.stats import median_half_width, steady_seconds
 
 FEWEST_PASSES = 6  # below six samples the median has no interval
 USUAL_WARM_UP_PASSES = 4
 _MOST_WARM_UP_PASSES = 5
+READING_PASSES = 3  # that prompts are read in
 _OFTEN = 4  # times in each pass
 _BURST = 2  # plain steps timed after one another, behind one that is not
 _REFERENCE_WIDTH = 4096  # 64 MiB in float32: more than caches hold
@@ -60,8 +61,19 @@ class Cell:
 
     @property
     def forward(self) -> bool:
-        """Whether it times known work; else a real round."""
+        """Whether it times known work; else a real round, or the reading of a prompt."""
         return self.parts[0] in FORWARDS
+
+    @property
+    def reading(self) -> bool:
+        """Whether a whole prompt is read."""
+        return self.parts[0] in READING
+
+    def due(self, number: int, half_width: float) -> bool:
+        """Whether it is timed in a pass, its median being known so well."""
+        if self.reading:
+            return number < READING_PASSES
+        return self.forward or number < FEWEST_PASSES or half_width > KNOWN_WITHIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +86,7 @@ class CostSettings:
     samplings: Sequence[Sampling]
     budget_s: float
     seed: int
+    prompt_tokens: Sequence[int] = ()  # lengths that a prompt is read at
 
     def context(self, load: Load) -> list[int]:
         """The cached tokens at a load; the text starts over where it is too short."""
@@ -143,7 +156,7 @@ class _Samples:
             cell = self._cells[index]
             if _plain(cell):
                 cell.run()
-            if cell.forward or number < FEWEST_PASSES or self._widths[index] > KNOWN_WITHIN:
+            if cell.due(number, self._widths[index]):
                 for _ in range(_BURST if _plain(cell) else 1):
                     self._rows.append((int(index), number, cell.run()))
             done()
@@ -156,7 +169,7 @@ class _Samples:
         steady = steady_seconds(seconds, cells, passes, forwards[cells])
         plain = {cell.load: steady[cells == index] for index, cell in enumerate(self._cells) if _plain(cell)}
         self._widths = [
-            median_half_width(steady[cells == index], float(np.median(plain[cell.load])))
+            median_half_width(steady[cells == index], float(np.median(plain[cell.load]))) if not cell.reading else 0.0
             for index, cell in enumerate(self._cells)
         ]
         return max(self._widths)
@@ -203,6 +216,7 @@ def _cells(target: LanguageModel, drafts: Mapping[str, Drafter], settings: CostS
         for spec, drafter in drafts.items():
             proposing = drafter.work(context, load.batch, chain(settings.max_k), settings.samplings[0])
             cells += _forward_cells("cost_q", spec, proposing, load, target)
+    cells += _reading_cells(target, drafts, settings)
     for spec, drafter in drafts.items():
         proposing_in_rounds = drafter if method_of(spec).cost == "step" else None
         cells += _round_cells(spec, proposing_in_rounds, target, round_shapes(settings.max_k), settings)
@@ -220,6 +234,27 @@ def _forward_cells(
         return (seconds,)
 
     return [Cell(parts=(part,), draft=draft, tokens=n, load=load, run=partial(run, timed)) for n, timed in work.items()]
+
+
+def _reading_cells(target: LanguageModel, drafts: Mapping[str, Drafter], settings: CostSettings) -> list[Cell]:
+    """Whole prompts, nothing being cached: by the target, and by each draft together with its first proposal."""
+    load, text = Load(batch=1, context_tokens=0), settings.text_token_ids
+    prompts = {n: (text * -(-n // len(text)))[:n] for n in settings.prompt_tokens}
+    scorer, idle = ModelScorer(target), np.random.default_rng(settings.seed)
+    by_target = {n: Repeatable(run=partial(_read, scorer, prompt)) for n, prompt in prompts.items()}
+    cells = _forward_cells("read_p", None, by_target, load, target)
+    for spec, drafter in drafts.items():
+        by_draft = {n: Repeatable(run=partial(_propose, drafter, idle, prompt)) for n, prompt in prompts.items()}
+        cells += _forward_cells("read_q", spec, by_draft, load, target)
+    return cells
+
+
+def _read(scorer: ModelScorer, prompt: list[int]) -> None:
+    scorer.open().read(torch.tensor(prompt))
+
+
+def _propose(drafter: Drafter, rng: np.random.Generator, prompt: list[int]) -> None:
+    drafter.open(rng).propose(prompt, chain(1), Sampling())
 
 
 def _reference_cells(target: LanguageModel, settings: CostSettings) -> list[Cell]:

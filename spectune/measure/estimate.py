@@ -1,6 +1,6 @@
 """What a profile will take, told before anything loads: from file headers, and a moment's test of the machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -11,15 +11,27 @@ from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
 from spectune.checkpoints.facts import OTHER_VOCABULARY, first_difference, model_facts
 from spectune.checkpoints.files import model_path
 from spectune.checkpoints.size import ModelSize, hub_size, model_size
+from spectune.choice import Choice
 from spectune.drafting_spec import measured_draft, method_of
 from spectune.errors import ConfigError, IncompatibleModelsError
-from spectune.measure.cost import FEWEST_PASSES, PLAIN_STEPS_OF_A_PASS, USUAL_WARM_UP_PASSES, round_shapes, verify_sizes
+from spectune.measure.cost import (
+    FEWEST_PASSES,
+    PLAIN_STEPS_OF_A_PASS,
+    READING_PASSES,
+    USUAL_WARM_UP_PASSES,
+    round_shapes,
+    verify_sizes,
+)
 from spectune.measure.dtype import worth_it
+from spectune.measure.probe import forwards_s, recording_s
 from spectune.measure.recording import ROWS_PER_BATCH
 from spectune.measure.rounds import Stopwatch
 from spectune.models.devices import free_bytes, resolve_device, resolve_dtype
 from spectune.models.loading import unpacked_folder
+from spectune.profile.costs import CellKey, CostCells
+from spectune.profile.manifest import Load
 from spectune.profile.run import Run
+from spectune.profile.store import Profile
 from spectune.workload.prompts import Prompt, load_workload
 
 _BYTES_PER_TOKEN = 4.2  # of UTF-8, in prompts that people write
@@ -59,40 +71,75 @@ def estimate_run(run: Run) -> Estimate:
     drafts = [(spec, *_draft_size(spec, target)) for spec in run.draft]
     _require_fitting(run)
     prompts = [_tokens(prompt) for prompt in load_workload(run.workload).profiled]
-    temperatures = len(set(run.temperature)) or 2
+    temperatures = list(dict.fromkeys(run.temperature)) or [0.0, 1.0]
     own = [size for spec, size, _ in drafts if method_of(spec).weights != "target"]
     seconds = {
         "load": _load_s([target, *own], unpacking + sum(d[2] for d in drafts), dtype.itemsize),
         "record": 0.0
         if run.tape
-        else _record_s(target, prompts, temperatures, run.max_new_tokens, machine, dtype.itemsize),
+        else recording_s(run.target, device, dtype, prompts, temperatures, run.max_new_tokens)
+        or _record_s(target, prompts, len(temperatures), run.max_new_tokens, machine, dtype.itemsize),
         "replay": sum(
-            machine.seconds(size.parameters, (prompt + run.max_new_tokens) * temperatures, dtype.itemsize)
+            machine.seconds(size.parameters, (prompt + run.max_new_tokens) * len(temperatures), dtype.itemsize)
             for spec, size, _ in drafts
             if method_of(spec).weights != "none"
             for prompt in prompts
         ),
-        "costs": _costs_s(target, [d[1] for d in drafts], run, machine, dtype.itemsize),
+        "costs": _costs_s(target, [d[1] for d in drafts], prompts, run, machine, dtype.itemsize),
     }
     return Estimate(
         seconds=seconds,
-        memory_bytes=_memory(target, own, prompts, temperatures, run, dtype.itemsize),
+        memory_bytes=_memory(target, own, prompts, len(temperatures), run, dtype.itemsize),
         free_bytes=free_bytes(device),
         prompts=len(prompts),
-        disk_bytes=unpacking + sum(d[2] for d in drafts) + 40.0 * len(prompts) * temperatures * run.max_new_tokens,
+        disk_bytes=unpacking + sum(d[2] for d in drafts) + 40.0 * len(prompts) * len(temperatures) * run.max_new_tokens,
     )
+
+
+def estimate_confirm(profile: Profile, token_s: Mapping[Choice, float], prompts: int, length: int) -> dict[str, float]:
+    """Seconds by stage of a confirming run, by the profile's own costs; `token_s` are those of a token of each trial,
+    plain decoding at its temperature among them.
+    """
+    cells, run, itemsize = CostCells.of(profile.costs), profile.manifest.run, 4
+    held_out = [len(ids) for ids in profile.held_out["prompt_token_ids"].to_pylist() if ids is not None]
+    prompt_tokens = sum(held_out) / len(held_out) if held_out else profile.main_load.context_tokens
+    readers = [("read_p", None), *(("read_q", draft.spec) for draft in profile.manifest.drafts)]
+    reading = sum(_read_token_s(profile, cells, part, draft) for part, draft in readers)
+    warm = {choice.temperature for choice in token_s}
+    texts = prompts * sum(len(token_s) / len(warm) if t > 0 else 1 for t in warm)
+    target, _ = _sized(run.target)
+    own = [size for draft in profile.manifest.drafts if method_of(draft.spec).weights == "own"
+           for size, _ in [_sized(draft.model.name if draft.model else None)]]  # fmt: skip
+    return {
+        "load": _load_s([target, *own], 0.0, itemsize),
+        "confirm": prompts * (prompt_tokens * reading + length * sum(token_s.values())),
+        "replay": texts * (prompt_tokens + length) * reading,
+    }
+
+
+def _read_token_s(profile: Profile, cells: CostCells, part: str, draft: str | None) -> float:
+    """Seconds for each token of a long read; where no prompt was timed, by the largest verification."""
+    empty, main = Load(batch=1, context_tokens=0), profile.main_load
+    sizes = cells.sizes(part, empty, draft)
+    if not sizes and part == "read_q":
+        return 0.0
+    key = (
+        CellKey(part=part, tokens=sizes[-1], load=empty, draft=draft)
+        if sizes
+        else CellKey(part="cost_p", tokens=cells.sizes("cost_p", main)[-1], load=main)
+    )
+    return float(cells.resampled(key)[0]) / key.tokens
 
 
 def _settled(run: Run, device: torch.device, target: ModelSize) -> tuple[torch.dtype, "_Machine"]:
     """The type that a run would take, and how fast the machine is in it."""
     own = resolve_dtype(run.dtype, device, _stored_type(target))
-    machine = _tested(device, own)
-    if run.dtype != "auto" or device.type != "cpu":
-        return own, machine
-    other = torch.bfloat16 if own == torch.float32 else torch.float32
-    faster = _tested(device, other)
-    seconds = (m.seconds(target.parameters, run.max_k + 1, t.itemsize) for m, t in ((machine, own), (faster, other)))
-    return (other, faster) if worth_it(*seconds) else (own, machine)
+    if run.dtype == "auto" and device.type == "cpu":
+        other = torch.bfloat16 if own == torch.float32 else torch.float32
+        seconds = [forwards_s(run.target, device, dtype, (1,)) for dtype in (own, other)]
+        if seconds[0] and seconds[1] and worth_it(seconds[0][0], seconds[1][0]):
+            own = other
+    return own, _tested(run.target, target, device, own)
 
 
 def _stored_type(size: ModelSize) -> torch.dtype:
@@ -140,10 +187,10 @@ def _load_s(sizes: Sequence[ModelSize], unpacked_bytes: float, itemsize: int) ->
     return _START_S + moved / _LOAD_BYTES_PER_S
 
 
-def _costs_s(target: ModelSize, drafts: Sequence[ModelSize], run: Run, machine: _Machine, itemsize: int) -> float:
-    """The budget, or the fewest passes where it is too short for them; before it, everything once and the forwards
-    until they are steady.
-    """
+def _costs_s(
+    target: ModelSize, drafts: Sequence[ModelSize], prompts: Sequence[int], run: Run, machine: _Machine, itemsize: int
+) -> float:
+    """The budget, or what the fewest passes take: everything once and the forwards until they are steady, then six."""
     loads = len({1, *run.batch}) * (1 + len(set(run.context)))
     step = machine.seconds(target.parameters, 1, itemsize)
     main, others = (len(verify_sizes(run.max_k, main)) for main in (True, False))
@@ -154,7 +201,13 @@ def _costs_s(target: ModelSize, drafts: Sequence[ModelSize], run: Run, machine: 
         forwards += 2 * loads * proposed
         rounds += sum(step + shape.depth * proposed for shape in round_shapes(run.max_k))
     rounds *= min(2, len(set(run.temperature)) or 2)
-    return max(run.budget_s, FEWEST_PASSES * (forwards + rounds)) + rounds + USUAL_WARM_UP_PASSES * forwards
+    reading = sum(
+        machine.seconds(size.parameters, tokens, itemsize)
+        for size in (target, *drafts)
+        for tokens in {min(prompts), sorted(prompts)[len(prompts) // 2], max(prompts)}
+    )
+    least = FEWEST_PASSES * (forwards + rounds) + READING_PASSES * reading
+    return max(run.budget_s, least + rounds + reading + USUAL_WARM_UP_PASSES * forwards)
 
 
 def _record_s(
@@ -180,15 +233,20 @@ def _memory(
     return float(weights + 1.3 * cached + loads + logits + _RUNTIME_BYTES)
 
 
-def _tested(device: torch.device, dtype: torch.dtype) -> _Machine:
-    """A layer of ordinary shape, over one token and over many."""
-    layer = torch.nn.Linear(_TEST_INPUTS, _TEST_OUTPUTS, bias=False, device=device, dtype=dtype)
-    weights, stopwatch = layer.weight.numel(), Stopwatch(device)
+def _tested(spec: str | None, target: ModelSize, device: torch.device, dtype: torch.dtype) -> _Machine:
+    """From some layers of the target itself; where its shape is not told, a layer of ordinary shape."""
+    weights, steps = target.parameters, forwards_s(spec, device, dtype, (1, _TEST_ROWS))
+    if steps is None:
+        layer, stopwatch = (
+            torch.nn.Linear(_TEST_INPUTS, _TEST_OUTPUTS, bias=False, device=device, dtype=dtype),
+            Stopwatch(device),
+        )
+        weights = layer.weight.numel()
 
-    def median_s(rows: int) -> float:
-        run = partial(layer, torch.randn(rows, _TEST_INPUTS, device=device).to(dtype))
-        return median([stopwatch.seconds(run) for _ in range(12)][3:])
+        def median_s(rows: int) -> float:
+            run = partial(layer, torch.randn(rows, _TEST_INPUTS, device=device).to(dtype))
+            return median([stopwatch.seconds(run) for _ in range(12)][3:])
 
-    with torch.inference_mode():
-        bytes_per_s = weights * dtype.itemsize / median_s(1)
-        return _Machine(bytes_per_s=bytes_per_s, flops=2 * weights * _TEST_ROWS / median_s(_TEST_ROWS))
+        with torch.inference_mode():
+            steps = [median_s(1), median_s(_TEST_ROWS)]
+    return _Machine(bytes_per_s=weights * dtype.itemsize / steps[0], flops=2 * weights * _TEST_ROWS / steps[1])

@@ -220,6 +220,7 @@ def _cost_settings(run: Run, prepared: Prepared, tape: pd.DataFrame) -> CostSett
         samplings=prepared.samplings,
         budget_s=run.budget_s,
         seed=run.seed,
+        prompt_tokens=sorted({int(tape["prompt_tokens"].quantile(q, "nearest")) for q in (0, 0.5, 1)}),
     )
 
 

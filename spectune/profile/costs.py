@@ -19,7 +19,9 @@ Floats = NDArray[np.float64]
 RESAMPLES = 2000
 FOLDS = 5
 FORWARDS = ("cost_p", "cost_q", "reference")
-"""Parts of known work, which tell how fast the machine was in a pass; the others are real rounds."""
+"""Parts of known work, which tell how fast the machine was in a pass; the others are real rounds, or whole prompts."""
+READING = ("read_p", "read_q")
+"""A prompt read by the target, and by a draft: long, hence few samples, and no part of a round."""
 KNOWN_WITHIN = 0.03
 _AGAIN = "run spectune profile again"
 _FEWEST_OF_A_FOLD = 5
@@ -29,6 +31,8 @@ _NAMES = {
     "cost_q": "draft n",
     "overhead": "overhead K",
     "round": "round K",
+    "read_p": "prompt of n",
+    "read_q": "prompt of n, draft,",
     "reference": "reference product n",
 }
 
@@ -124,8 +128,8 @@ class CostCells:
 
     @cached_property
     def half_widths(self) -> dict[CellKey, float]:
-        """How well each median is known, whole rounds left out; relative to itself or to a plain step, the longer."""
-        return {key: self._half_width(key) for key in self.samples if key.part != "round"}
+        """How well the median of each part of a round is known; relative to itself or to a plain step, the longer."""
+        return {key: self._half_width(key) for key in self.samples if key.part not in ("round", *READING)}
 
     @property
     def noisiest(self) -> tuple[CellKey, float]:

@@ -97,7 +97,7 @@ class Load(_Record):
     """What a forward runs on: sequences side by side, tokens cached in each."""
 
     batch: Annotated[int, Field(ge=1)]
-    context_tokens: Annotated[int, Field(ge=1)]
+    context_tokens: Annotated[int, Field(ge=0)]  # 0 where a prompt is read
 
 
 class Settings(_Record):

@@ -41,13 +41,13 @@ ACCEPTANCE = pa.schema(
 )
 COSTS = pa.schema(
     [
-        _required("part", pa.string()),  # cost_p, cost_q, overhead, round (a whole one) or reference
+        _required("part", pa.string()),  # cost_p, cost_q, overhead, round (a whole one), read_p, read_q or reference
         pa.field("draft", pa.string()),  # null where the part does not depend on it
         pa.field("temperature", pa.float64()),  # null where the part does not depend on it
         _required("engine", pa.string()),
         _required("mode", pa.string()),  # eager or graph
         pa.field("draft_steps", pa.int32()),  # of a round; null for a forward alone
-        _required("tokens", pa.int32()),  # n: of a forward, of a round those that the target verifies
+        _required("tokens", pa.int32()),  # n: of a forward or a prompt, of a round those that the target verifies
         _required("batch", pa.int32()),  # sequences side by side
         _required("context_tokens", pa.int32()),  # cached in each
         _required("measurement_pass", pa.int32()),  # cells of one pass ran next to each other

@@ -1,6 +1,5 @@
-"""Markdown that several reports share, written and read back."""
+"""Markdown that several reports share."""
 
-import re
 from collections.abc import Iterable, Sequence
 
 from spectune.stats import Interval
@@ -31,16 +30,6 @@ def bullets(title: str, lines: Iterable[str]) -> str:
     return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def pairs(markdown: str) -> dict[str, str]:
-    """The rows of its tables of two columns, as written."""
-    return dict(re.findall(r"^\| ((?:\\\||[^|\n])+?) \| ((?:\\\||[^|\n])*?) \|$", markdown, re.MULTILINE))
-
-
 def block(text: str, language: str) -> str:
     """Code to paste."""
     return f"```{language}\n{text}\n```"
-
-
-def blocks(markdown: str) -> list[str]:
-    """What its blocks hold, in their order."""
-    return re.findall(r"^```\w*\n(.*?)^```$", markdown, re.MULTILINE | re.DOTALL)

@@ -10,10 +10,10 @@ from spectune.decide.formula import FormulaFit
 from spectune.decide.reasons import machine_line
 from spectune.decide.recommendation import Candidate, Recommendation
 from spectune.engines.config import EngineConfig
-from spectune.report import verification as words
 from spectune.report.markdown import block, bullets, interval_text, table
+from spectune.report.verification import value_text, values
 
-_CANDIDATES_SHOWN = 24
+_CANDIDATES_SHOWN, _ROWS_SHOWN, _WARNINGS_SHOWN, _CONFIRMED_SHOWN, _REASONS_SHOWN = 4, 7, 3, 4, 8
 _PICTURES = {
     "speedup": "Speed-up against K, with intervals and what was measured",
     "acceptance": "Acceptance by position in the round",
@@ -21,9 +21,7 @@ _PICTURES = {
     "category": "Speed-up by category",
 }
 _FITS = {"fits": "fits", "misleads": "misleads", "undecided": "may fit or not"}
-_BY_CATEGORY = (
-    "The best candidate on each kind of text. Few prompts each: the intervals are wide, and none of them decides."
-)
+_BY_CATEGORY = "The best candidate elsewhere; by kind of text on few prompts each, none of which decides."
 _BY_LOAD = (
     "Larger batches are priced as rounds in step under a full queue, each sequence at its own number of proposals, "
     "with the loop's overhead of batch 1."
@@ -46,21 +44,20 @@ def skill_markdown(
 ) -> str:
     """The whole file: verdict, settings and configs first, evidence after; `pictures` are files beside it, by name."""
     sections = [
-        _front_matter(recommendation),
+        _front_matter(recommendation, values(recommendation, configs)),
         f"# Speculative tuning: {recommendation.applies_to.target}",
         f"**{headline(recommendation)}**",
         _settings(recommendation),
         _CONFIGS[recommendation.verdict],
         *map(_config, configs),
         _fallback(recommendation),
-        bullets("Why", recommendation.reasons),
-        *_breakdowns(recommendation),
+        bullets("Why", recommendation.reasons[:_REASONS_SHOWN]),
+        _elsewhere(recommendation),
         _candidates(recommendation),
-        *(f"![{_PICTURES[name]}]({quote(file)})" for name, file in (pictures or {}).items()),
+        *([" ".join(f"![{_PICTURES[name]}]({quote(file)})" for name, file in pictures.items())] if pictures else []),
         *([_confirmed(recommendation.confirmation)] if recommendation.confirmation else []),
         bullets("How sure", [*_limits(recommendation), *_doubts(recommendation)]),
         _applies_to(recommendation),
-        f"## Reproduce\n\n{block(recommendation.reproduce, 'sh')}",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -72,15 +69,15 @@ def headline(recommendation: Recommendation) -> str:
     at = f"at T = {recommendation.temperature:g}"
     setting = f"{best.draft}, K = {best.num_speculative_tokens}"
     gain = f"{interval_text(recommendation.speedup, '×')} over plain decoding ({where})"
-    tried, meanwhile = f"the best setting tried, {setting}, reaches {gain}", f"{words.DECODE_PLAINLY} meanwhile"
+    tried = f"the best setting tried, {setting}, reaches {gain}"
     if recommendation.verdict == "speculate":
-        return f"{words.SPECULATE} with {setting}, {at}: {gain}."
+        return f"Speculate with {setting}, {at}: {gain}."
     if recommendation.verdict == "plain":
-        return f"{words.DECODE_PLAINLY} {at}: {tried}."
+        return f"Decode plainly {at}: {tried}."
     if recommendation.refuted and recommendation.predicted:
         promised = f"the profile alone promised {recommendation.predicted.speedup.estimate:.2f}×"
-        return f"{words.NOT_CONFIRMED} {at}: {promised}; with held-out prompts decoded, {tried}. {meanwhile}."
-    return f"{words.UNDECIDED} {at}: {tried}. {meanwhile}."
+        return f"Not confirmed {at}: {promised}; with held-out prompts decoded, {tried}. Decode plainly meanwhile."
+    return f"Not enough data to decide {at}: {tried}. Decode plainly meanwhile."
 
 
 def formula_text(fit: FormulaFit) -> str:
@@ -91,40 +88,41 @@ def formula_text(fit: FormulaFit) -> str:
     return f"α = {fit.alpha:.2f} {_FITS[fit.verdict]}, {off}; it would have chosen {advice}{real}"
 
 
-def _front_matter(recommendation: Recommendation) -> str:
+def _front_matter(recommendation: Recommendation, metadata: Mapping[str, str]) -> str:
     applies = recommendation.applies_to
     description = (
         f"Whether and how to use speculative decoding with {applies.target} on {applies.hardware} for workload "
         f"{applies.workload}. Read before setting or changing a draft, num_speculative_tokens, or a temperature "
         "in a serving config for this model."
     )
-    fields = {"name": "speculative-tuning", "description": description}
+    fields = {"name": "speculative-tuning", "description": description[:1024], "metadata": dict(metadata)}
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)}---"
 
 
 def _settings(recommendation: Recommendation) -> str:
-    gate, alpha = recommendation.temperature_gate, recommendation.break_even_alpha
-    advice = (
-        recommendation.draft or "none",
-        _or_none(recommendation.num_speculative_tokens),
-        str(recommendation.tree_width),
-        _or_none(gate.speculate_up_to),
-        _or_none(gate.plain_from, "none of those measured"),
+    gate, alpha, requests = (
+        recommendation.temperature_gate,
+        recommendation.break_even_alpha,
+        recommendation.whole_requests,
     )
     best, speculate = recommendation.best_candidate, recommendation.verdict == "speculate"
-    figures = (recommendation.speedup, interval_text(best.acceptance_length))
     tried = ("best setting tried, whose figures follow", f"{best.draft}, K = {best.num_speculative_tokens}")
     rows = [
-        *zip(words.ADVICE, advice, strict=True),
+        ("draft", value_text(recommendation.draft)),
+        ("num_speculative_tokens (K)", value_text(recommendation.num_speculative_tokens)),
+        ("tree width", str(recommendation.tree_width)),
+        ("speculate up to temperature", value_text(gate.speculate_up_to)),
+        (
+            "decode plainly from temperature",
+            "none of those measured" if gate.plain_from is None else f"{gate.plain_from:g}",
+        ),
         *([] if speculate else [tried]),
-        *zip(words.FIGURES, figures, strict=True),
+        ("speed-up", recommendation.speedup),
+        *([("speed-up of whole requests", requests.speedup)] if requests else []),
+        ("tokens per round, bonus included", interval_text(best.acceptance_length)),
         ("break-even acceptance", "none: even a perfect draft loses" if alpha is None else f"{alpha:.2f}"),
     ]
     return table("Settings", ("setting", "value"), rows)
-
-
-def _or_none(value: float | None, absent: str = "none") -> str:
-    return absent if value is None else f"{value:g}"
 
 
 def _config(config: EngineConfig) -> str:
@@ -133,37 +131,71 @@ def _config(config: EngineConfig) -> str:
     files = "".join(f"`{name}`:\n\n```{name.split('.')[-1]}\n{text}```\n\n" for name, text in read.items())
     length = "An unknown number of" if config.acceptance_length is None else f"{config.acceptance_length:.2f}"
     return (
-        f"{words.config_heading(config.engine, config.checked_against)}\n\n"
+        f"### {config.engine} (checked against {config.checked_against})\n"
         f"{block(config.text, config.language)}\n\n{files}"
         f"{length} tokens per round under this engine's rule ({config.acceptance_rule}); {notes}."
     )
 
 
 def _fallback(recommendation: Recommendation) -> str:
-    rule = recommendation.fallback
+    rule, applies = recommendation.fallback, recommendation.applies_to
     if rule is None:
-        return f"## When to fall back\n\nNo rule: {recommendation.fallback_reason}."
+        return f"**When to fall back.** No rule: {recommendation.fallback_reason}."
     return (
-        "## When to fall back\n\n"
-        f"Decode plainly when tokens per round stay below {rule.acceptance_length_below:.2f} over "
-        f"{rule.window_requests} finished requests ({recommendation.fallback_reason}); in a healthy stream at most "
-        f"{rule.false_trip_rate:.5f} of such windows do. Then try again from time to time."
+        "**When to fall back.** Decode plainly when tokens per round stay below "
+        f"{rule.acceptance_length_below:.2f} over {rule.window_requests} finished requests "
+        f"({recommendation.fallback_reason}). That is where a round of {applies.engine}'s own loop on {applies.device} "
+        "gains nothing: put in your engine's own figure. A healthy "
+        f"stream stays below it about once in {rule.windows_per_false_trip} windows or less. Then try again from time "
+        "to time."
     )
 
 
-def _breakdowns(recommendation: Recommendation) -> Iterator[str]:
-    """The best candidate by temperature, by category and, where there are several, by load."""
-    answers = [(a, a.best_candidate) for a in recommendation.by_temperature]
-    best = [(f"{a.temperature:g}", a.verdict, c.draft, c.num_speculative_tokens, a.speedup) for a, c in answers]
-    yield table("By temperature", ("T", "verdict", "best candidate", "K", "speed-up [95%]"), best)
-    kinds = ("category", "prompts", "tokens per round", "speed-up [95%]", "published elsewhere")
-    best_on = recommendation.by_category
-    rows = [(c.category, c.prompts, c.acceptance_length, c.speedup, c.published or "") for c in best_on]
-    yield table("By category", kinds, rows, _BY_CATEGORY)
-    if len(recommendation.by_load) > 1:
-        loads = ("batch", "context", "verdict", "best candidate", "K", "speed-up [95%]")
-        by_load = [[getattr(answer, name) for name in answer.__slots__] for answer in recommendation.by_load]
-        yield table("By load", loads, by_load, _BY_LOAD)
+def _elsewhere(recommendation: Recommendation) -> str:
+    """The best candidate by category, temperature and load: where the answer is another."""
+    header = ("where", "verdict", "draft", "K", "tokens per round", "speed-up [95%]", "published elsewhere")
+    best, k = recommendation.best_candidate, recommendation.best_candidate.num_speculative_tokens
+    kinds = [
+        (f"{c.category}, {c.prompts} prompts", "", best.draft, k, c.acceptance_length, c.speedup, c.published or "")
+        for c in recommendation.by_category
+    ]  # fmt: skip
+    warm = [
+        (
+            f"T = {a.temperature:g}",
+            a.verdict,
+            c.draft,
+            c.num_speculative_tokens,
+            c.acceptance_length.estimate,
+            a.speedup,
+            "",
+        )
+        for a in recommendation.by_temperature
+        if a.temperature != recommendation.temperature
+        for c in [a.best_candidate]
+    ]
+    main = (recommendation.applies_to.batch, recommendation.applies_to.context_tokens)
+    loads = [
+        (
+            f"batch {a.batch}, context {a.context_tokens}",
+            a.verdict,
+            a.draft,
+            a.num_speculative_tokens,
+            "",
+            a.speedup,
+            "",
+        )
+        for a in recommendation.by_load
+        if (a.batch, a.context_tokens) != main
+    ]
+    return _few("Where it differs", header, [*warm, *loads, *kinds], _BY_CATEGORY + (f" {_BY_LOAD}" if loads else ""))
+
+
+def _few(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[object]], note: str = "", most: int = _ROWS_SHOWN
+) -> str:
+    """A table of the first rows: the file is to be read whole."""
+    more = "" if len(rows) <= most else " These are the first; `--json` has all."
+    return table(title, header, rows[:most], (note + more).strip())
 
 
 def _confirmed(confirmation: Confirmation) -> str:
@@ -202,17 +234,16 @@ def _confirmed(confirmation: Confirmation) -> str:
          f"{s.raw_speedup:.2f}×", s.measured_tokens, f"{s.method_error:.3f}")
         for s in confirmation.settings
     ]  # fmt: skip
-    return table("Predicted against measured", header, rows, note + held + changed + "".join(missed))
+    shown = note + held + changed + "".join(missed[:_CONFIRMED_SHOWN])
+    return _few("Predicted against measured", header, rows, shown, _CONFIRMED_SHOWN)
 
 
 def _candidates(recommendation: Recommendation) -> str:
     fastest = sorted(recommendation.candidates, key=lambda c: -c.speedup.estimate)[:_CANDIDATES_SHOWN]
     shown = [c for c in recommendation.candidates if c in fastest]
     header = ("draft", "K", "T", "tokens per round [95%]", "verify", "draft time", "round", "speed-up [95%]")
-    count = len(recommendation.candidates)
-    note = f"The fastest {len(shown)} of {count}. " if len(shown) < count else ""
-    note += "Each with its own interval, which does not allow for the best having been chosen."
-    return table("What was tried", header, map(_candidate, shown), note)
+    title = "What was tried, the fastest" if len(shown) < len(recommendation.candidates) else "What was tried"
+    return table(title, header, map(_candidate, shown))
 
 
 def _candidate(c: Candidate) -> tuple[object, ...]:
@@ -224,14 +255,14 @@ def _candidate(c: Candidate) -> tuple[object, ...]:
 def _limits(recommendation: Recommendation) -> Iterator[str]:
     """What the interval and the tokens per round mean."""
     best = recommendation.best_candidate
+    predicted = "" if recommendation.confirmation else " It is a prediction: nothing was decoded to confirm it."
     yield (
         f"The 95% interval counts prompts as the unit ({best.effective_prompts:.1f} effective) and includes the spread "
         "of the timings. It allows for the best of several candidates having been chosen: the lower end holds for "
-        "whichever it is, the point is scored on prompts and timings that did not choose."
+        "whichever it is, the point is scored on prompts and timings that did not choose; what was tried has each "
+        "setting's own. To speculate, the lower end "
+        f"must exceed {recommendation.min_gain:.2f}.{predicted}"
     )
-    if not recommendation.confirmation:
-        yield "It is a prediction: no speculative decoding was run to confirm it."
-    yield f"To speculate, its lower end must exceed {recommendation.min_gain:.2f}."
     yield (
         f"A clock sees {best.clock_acceptance_length:.2f} tokens per round (the last round of a text that ends is cut "
         f"short), an engine's counters {best.acceptance_length.estimate:.2f}; the speed-up rests on the former."
@@ -244,10 +275,14 @@ def _doubts(recommendation: Recommendation) -> Iterator[str]:
     known = "timed too few times to tell its spread."
     if accuracy.noisiest_half_width is not None:
         known = f"within {accuracy.noisiest_half_width:.3f} of itself or of a plain step, the longer."
-    yield f"The least known timing is {accuracy.noisiest_cell}: {known}"
+    parts = ""
     if accuracy.worst_round_error is not None:
-        yield f"Parts measured apart miss rounds measured whole by {accuracy.worst_round_error:.3f} at worst."
+        parts = f" Parts measured apart miss rounds measured whole by {accuracy.worst_round_error:.3f} at worst."
+    yield f"The least known timing is {accuracy.noisiest_cell}: {known}{parts}"
+    best = recommendation.best_candidate
     for fit in recommendation.formula:
+        if (fit.draft, fit.temperature) != (best.draft, best.temperature):
+            continue
         promised = f"promised {fit.promised_speedup:.2f}× at K = {fit.chosen_k}"
         real = f"replay and measured costs say {fit.replayed_speedup:.2f}× there"
         advice = f"{promised}; {real}" if fit.chosen_k else "chosen plain decoding"
@@ -257,7 +292,10 @@ def _doubts(recommendation: Recommendation) -> Iterator[str]:
             f"K = {fit.largest_error_at}. "
             f"With a cost ratio it would have {advice}."
         )
-    yield from (f"{notice.code}: {notice.message}; {notice.advice}." for notice in recommendation.warnings)
+    for notice in recommendation.warnings[:_WARNINGS_SHOWN]:
+        yield f"{notice.code}: {notice.message}; {notice.advice}."
+    if len(recommendation.warnings) > _WARNINGS_SHOWN:
+        yield f"{len(recommendation.warnings)} warnings in all; `--json` has them."
 
 
 def _applies_to(recommendation: Recommendation) -> str:
@@ -265,14 +303,14 @@ def _applies_to(recommendation: Recommendation) -> str:
     length = f"up to {applies.max_new_tokens} new tokens"
     decoded = f" and {applies.confirmed_prompts} decoded for real" if applies.confirmed_prompts else ""
     versions = ", ".join(f"{name} {version}" for name, version in applies.versions.items())
-    rows = [
-        (words.TARGET, applies.target),
-        ("hardware", f"{applies.hardware}; {applies.device}, {applies.threads} threads, {applies.dtype}"),
-        ("engine", f"{applies.engine} ({versions})"),
-        ("load", f"batch {applies.batch}, {applies.context_tokens} tokens of context"),
-        ("workload", f"{applies.workload}, {applies.profiled_prompts} prompts{decoded}, {length}"),
-        ("sampling", f"top_p {applies.top_p:g}, top_k {applies.top_k}"),
-        (words.MEASURED, applies.profile_created_at),
+    facts = [
+        f"target {applies.target}",
+        f"{applies.hardware}, {applies.device}, {applies.threads} threads, {applies.dtype}",
+        f"{applies.engine} ({versions})",
+        f"batch {applies.batch}, {applies.context_tokens} tokens of context",
+        f"workload {applies.workload}, {applies.profiled_prompts} prompts{decoded}, {length}",
+        f"top_p {applies.top_p:g}, top_k {applies.top_k}",
+        f"measured {applies.profile_created_at} by `{recommendation.reproduce}`",
     ]
-    again = "Another model, draft, text, temperature, batch, context, engine or machine can change the answer"
-    return f"{table('What it applies to', ('', ''), rows)}\n\n{again}: profile again."
+    again = "Another model, draft, text, temperature, batch, context, engine or machine can change it: profile again"
+    return f"**What it applies to.** {'; '.join(facts)}. {again}."

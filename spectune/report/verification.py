@@ -1,70 +1,94 @@
-"""A skill read back: its fixed words, and whether it still follows from a profile: against what it gives now.
+"""A skill read back by the values in its front matter: whether it still follows, against what a profile gives now.
 
-From the very profile it was written from, every line must follow; from a later one, what it advises must.
+From the very profile it was written from, every value must follow; from a later one, what it advises must.
 """
 
-import difflib
-import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 
+import yaml
+
+from spectune.decide.recommendation import Recommendation
+from spectune.engines.config import EngineConfig
 from spectune.errors import ConfigError
-from spectune.report.markdown import blocks, pairs
+from spectune.report.markdown import interval_text
 
-ADVICE = (
+NONE = "none"
+_MEASURED = "measured"
+_ADVICE = (
+    "target",
+    "verdict",
     "draft",
-    "num_speculative_tokens (K)",
-    "tree width",
-    "speculate up to temperature",
-    "decode plainly from temperature",
+    "num_speculative_tokens",
+    "tree_width",
+    "speculate_up_to_temperature",
+    "decode_plainly_from_temperature",
 )
-"""Settings that a later profile must still give."""
-FIGURES = ("speed-up", "tokens per round, bonus included")
-"""Settings that a later profile may move."""
-TARGET, MEASURED = "target", "measured"
-
-SPECULATE, DECODE_PLAINLY = "Speculate", "Decode plainly"
-NOT_CONFIRMED, UNDECIDED = "Not confirmed", "Not enough data to decide"
-VERDICTS = {
-    SPECULATE: "speculate",
-    DECODE_PLAINLY: "plain",
-    NOT_CONFIRMED: "insufficient data",
-    UNDECIDED: "insufficient data",
-}
-"""By how the headline begins."""
-
-_CHECKED = " (checked against "
+_CONFIGS = "configs"
+_FIGURES = ("speedup", "acceptance_length")  # which a later profile may move
+_ENGINES = "engines"
 
 
-def config_heading(engine: str, checked_against: str) -> str:
-    """Above the config of an engine."""
-    return f"### {engine}{_CHECKED}{checked_against})"
+def values(recommendation: Recommendation, configs: Sequence[EngineConfig]) -> dict[str, str]:
+    """What the skill advises and rests on, as the `metadata` of an agent skill has it: texts only."""
+    best, gate = recommendation.best_candidate, recommendation.temperature_gate
+    pasted = "\n".join(config.text for config in configs)
+    advice = (
+        recommendation.applies_to.target,
+        recommendation.verdict,
+        recommendation.draft,
+        recommendation.num_speculative_tokens,
+        recommendation.tree_width,
+        gate.speculate_up_to,
+        gate.plain_from,
+    )
+    return {
+        **{name: value_text(value) for name, value in zip(_ADVICE, advice, strict=True)},
+        "speedup": interval_text(recommendation.speedup),
+        "acceptance_length": interval_text(best.acceptance_length),
+        _ENGINES: ", ".join(config.engine for config in configs),
+        _CONFIGS: f"sha256_{sha256(pasted.encode()).hexdigest()[:16]}",
+        _MEASURED: recommendation.applies_to.profile_created_at,
+    }
 
 
-def headed_engines(skill: str) -> list[str]:
-    """The engines that it has configs for."""
-    return re.findall(rf"^### (.+){re.escape(_CHECKED)}", skill, re.MULTILINE)
+def value_text(value: object) -> str:
+    """As a reader has it: `0.7`, `none`."""
+    return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def verification(written: str, now: str) -> tuple[bool, list[str]]:  # a skill, and the one that the profile gives
-    """Whether it follows, and what differs, figures that moved too. Raises: ConfigError for what is no skill."""
-    before, after = _settings(written), _settings(now)
-    if before[MEASURED] == after[MEASURED]:
-        lines = difflib.unified_diff(written.splitlines(), now.splitlines(), "skill", "profile", n=0, lineterm="")
-        return written == now, [line for line in lines if line[:2] != "@@"]
-    differences = _changes(before, after, (TARGET, "verdict", *ADVICE))
-    if not differences and after["verdict"] == "speculate" and blocks(written)[:-1] != blocks(now)[:-1]:
-        differences = ["the configs to paste"]  # the last block tells how to profile
-    return not differences, differences + _changes(before, after, FIGURES)
+def engine_names(skill: str) -> list[str]:
+    """The engines that it has configs for. Raises: ConfigError as `verification`."""
+    return [name for name in read_back(skill)[_ENGINES].split(", ") if name]
 
 
-def _settings(skill: str) -> dict[str, str]:
-    """The rows of its tables of two columns, and its verdict."""
-    headline = re.search(rf"^\*\*(?:({'|'.join(VERDICTS)})|.)", skill, re.MULTILINE)
-    settings = {**pairs(skill), "verdict": VERDICTS.get(headline[1], "") if headline else ""}
-    for name in (TARGET, MEASURED, "verdict", *ADVICE, *FIGURES):
-        if not settings.get(name):
-            raise ConfigError(f"the skill names no {name}", "give a skill that spectune recommend wrote")
-    return settings
+def verification(written: str, now: Mapping[str, str]) -> tuple[bool, list[str]]:
+    """Whether a skill follows from these values, and what differs, figures that moved too.
+
+    Raises: ConfigError for what is no skill.
+    """
+    before = read_back(written)
+    if before[_MEASURED] == now[_MEASURED]:
+        differences = _changes(before, now, now.keys())
+        return not differences, differences
+    differences = _changes(before, now, _ADVICE)
+    if not differences and now["verdict"] == "speculate" and before[_CONFIGS] != now[_CONFIGS]:
+        differences = ["the configs to paste"]
+    return not differences, differences + _changes(before, now, _FIGURES)
 
 
-def _changes(before: dict[str, str], after: dict[str, str], names: tuple[str, ...]) -> list[str]:
+def read_back(skill: str) -> dict[str, str]:
+    """The values of a skill's front matter. Raises: ConfigError for what is no skill."""
+    remedy = "give a skill that spectune recommend wrote"
+    try:
+        found = yaml.safe_load(skill.split("---\n", 2)[1])["metadata"]
+    except (IndexError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError("the skill has no metadata in its front matter", remedy) from error
+    for name in (_MEASURED, *_ADVICE, *_FIGURES, _ENGINES, _CONFIGS):
+        if not isinstance(found, dict) or not isinstance(found.get(name), str):
+            raise ConfigError(f"the skill names no {name}", remedy)
+    return {str(name): str(value) for name, value in found.items()}
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str], names: Iterable[str]) -> list[str]:
     return [f"{name}: {before[name]}, now {after[name]}" for name in names if before[name] != after[name]]

@@ -2,13 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from spectune.cli.app import run
 from spectune.decide.plan import recommend
-from tests.profiles import make_profile
+from spectune.engines.config import recommended_config
+from spectune.report.skill import skill_markdown
+from tests.profiles import decoded, make_profile
 
 
 def both(directory, capsys, *options: str) -> tuple[dict, str, int]:
@@ -84,15 +87,32 @@ def test_the_skill_is_a_valid_agent_skill_with_the_sections_in_order(fast, capsy
     assert sections == [
         "Settings",
         "Configs to paste",
-        "When to fall back",
         "Why",
-        "By temperature",
-        "By category",
-        "What was tried",
+        "Where it differs",
+        "What was tried, the fastest",
         "How sure",
-        "What it applies to",
-        "Reproduce",
     ]
+    assert fields.keys() == {"name", "description", "metadata"}
+    assert all(isinstance(text, str) for pair in fields["metadata"].items() for text in pair)
+    assert (fields["metadata"]["draft"], fields["metadata"]["num_speculative_tokens"]) == ("small", "4")
+
+
+def test_the_longest_skill_is_read_in_a_minute(tmp_path) -> None:
+    """Many temperatures, drafts and loads, a confirming run, every warning."""
+    temperatures = {0.0: 0.85, 0.5: 0.8, 1.0: 0.6, 1.5: 0.2}
+    profile = make_profile(tmp_path / "p", temperatures, ngram_acceptance=0.3, max_k=8)
+    answer = recommend(decoded(profile, 4, 1.3, slow=0.3))
+    answer = replace(
+        answer,
+        warnings=answer.warnings * 5,
+        by_load=answer.by_load * 9,
+        by_category=answer.by_category * 9,
+        reasons=answer.reasons + answer.reasons[:4],
+        confirmation=replace(answer.confirmation, settings=answer.confirmation.settings * 9),
+    )
+    pictures = dict.fromkeys(("speedup", "acceptance", "round", "category"), "picture.svg")
+    configs = [recommended_config(answer, engine) for engine in ("vllm", "transformers")]
+    assert len(skill_markdown(answer, configs, pictures).splitlines()) <= 120
 
 
 def test_machine_output_has_the_promised_keys(fast, capsys) -> None:
@@ -104,7 +124,9 @@ def test_machine_output_has_the_promised_keys(fast, capsys) -> None:
     assert set(promised.split()) <= machine.keys()
     assert set(machine["temperature_gate"]) == {"speculate_up_to", "plain_from"}
     assert set(machine["speedup"]) == {"estimate", "low", "high"}
-    assert set(machine["fallback"]) == {"acceptance_length_below", "window_requests", "false_trip_rate"}
+    assert set(machine["fallback"]) == {
+        "acceptance_length_below", "window_requests", "false_trip_rate", "windows_per_false_trip"
+    }  # fmt: skip
     assert machine["tree_width"] == 1
     assert machine["temperature_gate"] == {"speculate_up_to": 1.0, "plain_from": 1.5}
 
