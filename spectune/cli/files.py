@@ -8,15 +8,15 @@ from pathlib import Path
 from spectune.errors import ConfigError, reason_of
 
 
-def write_whole(path: Path, text: str, remedy: str = "give another file with -o") -> None:
+def write_whole(path: Path, content: str | bytes, remedy: str = "give another file with -o") -> None:
     """Write a file or leave the old one. Raises: ConfigError where it cannot be written."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(None, "is a directory")
-        with partial.open("x", encoding="utf-8") as file:  # never what stands there, or where a link leads
-            file.write(text)
+        with partial.open("xb") as file:  # never what stands there, or where a link leads
+            file.write(content if isinstance(content, bytes) else content.encode())
         os.replace(partial, path)
     except OSError as error:
         with suppress(OSError):

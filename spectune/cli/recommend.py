@@ -35,6 +35,8 @@ def recommend(
         list[str] | None,
         option("ENGINE", f"Engine to give a config for, such as {_ENGINES[0]}@0.32. Repeatable. Default: {_DEFAULT}."),
     ] = None,
+    html: Annotated[Path | None, option("FILE", "Also write a page for a browser, all in one file.")] = None,
+    png: Annotated[bool, flag("Write the skill's pictures as PNG; by default they are SVG.", "--png")] = False,
     as_json: Annotated[bool, flag("Print the recommendation as JSON on stdout.", "--json")] = False,
 ) -> int:
     """Decide from a profile: which draft and K, up to which temperature, or plain decoding; write the skill.
@@ -45,7 +47,7 @@ def recommend(
     from spectune.decide.plan import recommend as decide
     from spectune.engines.config import recommended_config
     from spectune.profile.store import load_profile
-    from spectune.report.figures import figures
+    from spectune.report.figures import figures, figures_png
     from spectune.report.skill import skill_markdown
     from spectune.report.verification import values
 
@@ -54,19 +56,24 @@ def recommend(
         engine = _engines_of(verify)
     configs = [recommended_config(decided, name) for name in engine or _ENGINES]
     output = verify or output
-    drawn = {name: (f"{output.stem}-{name}.svg", svg) for name, svg in figures(decided).items()}
-    skill = skill_markdown(decided, configs, {name: file for name, (file, _) in drawn.items()})
     if verify:
         return _verified(verify, values(decided, configs))
+    pictures = figures(decided)
+    kind, drawn = ("png", figures_png(decided)) if png else ("svg", pictures)
+    files = {name: f"{output.stem}-{name}.{kind}" for name in drawn}
     if as_json:
         print(json.dumps(recommendation_object(decided, configs), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(_summary(decided, directory))
-    for file, svg in drawn.values():  # after the verdict, which is seen where nothing can be written too
-        write_whole(output.with_name(file), svg)
-    write_whole(output, skill)
+    for name, picture in drawn.items():  # after the verdict, which is seen where nothing can be written too
+        write_whole(output.with_name(files[name]), picture)
+    write_whole(output, skill_markdown(decided, configs, files))
+    if html:
+        from spectune.report.page import page_html
+
+        write_whole(html, page_html(decided, configs, pictures), "give another file with --html")
     if not as_json:
-        print(f"wrote {shlex.quote(str(output))}")
+        print(f"wrote {' and '.join(shlex.quote(str(file)) for file in (output, html) if file)}")
     return InsufficientDataError.exit_code if decided.verdict == "insufficient-data" else 0
 
 
@@ -103,7 +110,7 @@ def _verified(path: Path, now: dict[str, str]) -> int:
 
 def _summary(decided: "Recommendation", directory: Path) -> str:
     from spectune.report.markdown import interval_text
-    from spectune.report.skill import headline
+    from spectune.report.sections import headline
 
     others = [answer for answer in decided.by_temperature if answer.temperature != decided.temperature]
     rule, decoded = decided.fallback, decided.best_decoded

@@ -19,7 +19,7 @@ from spectune.decide.selection import choose
 from spectune.profile.manifest import Notice
 from spectune.report.ci import change_text, headline, name_of, status_text
 from spectune.report.markdown import interval_text
-from spectune.report.skill import formula_text
+from spectune.report.sections import formula_text
 
 _NARROW_COLUMNS = 72
 _SAY_EVERY_S = 30.0  # on a pipe

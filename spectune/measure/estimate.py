@@ -23,7 +23,7 @@ from spectune.measure.cost import (
     verify_sizes,
 )
 from spectune.measure.dtype import worth_it
-from spectune.measure.probe import forwards_s, recording_s
+from spectune.measure.probe import forwards_s, recording_step_s
 from spectune.measure.recording import ROWS_PER_BATCH
 from spectune.measure.rounds import Stopwatch
 from spectune.models.devices import free_bytes, resolve_device, resolve_dtype
@@ -75,10 +75,7 @@ def estimate_run(run: Run) -> Estimate:
     own = [size for spec, size, _ in drafts if method_of(spec).weights != "target"]
     seconds = {
         "load": _load_s([target, *own], unpacking + sum(d[2] for d in drafts), dtype.itemsize),
-        "record": 0.0
-        if run.tape
-        else recording_s(run.target, device, dtype, prompts, temperatures, run.max_new_tokens)
-        or _record_s(target, prompts, len(temperatures), run.max_new_tokens, machine, dtype.itemsize),
+        "record": 0.0 if run.tape else _record_s(target, prompts, run, machine, device, dtype),
         "replay": sum(
             machine.seconds(size.parameters, (prompt + run.max_new_tokens) * len(temperatures), dtype.itemsize)
             for spec, size, _ in drafts
@@ -136,8 +133,8 @@ def _settled(run: Run, device: torch.device, target: ModelSize) -> tuple[torch.d
     own = resolve_dtype(run.dtype, device, _stored_type(target))
     if run.dtype == "auto" and device.type == "cpu":
         other = torch.bfloat16 if own == torch.float32 else torch.float32
-        seconds = [forwards_s(run.target, device, dtype, (1,)) for dtype in (own, other)]
-        if seconds[0] and seconds[1] and worth_it(seconds[0][0], seconds[1][0]):
+        steps = [forwards_s(run.target, device, dtype, (1, run.max_k + 1)) for dtype in (own, other)]
+        if steps[0] and steps[1] and worth_it(sum(steps[0]), sum(steps[1])):
             own = other
     return own, _tested(run.target, target, device, own)
 
@@ -211,15 +208,20 @@ def _costs_s(
 
 
 def _record_s(
-    target: ModelSize, prompts: Sequence[int], copies: int, length: int, machine: _Machine, itemsize: int
+    target: ModelSize, prompts: Sequence[int], run: Run, machine: _Machine, device: torch.device, dtype: torch.dtype
 ) -> float:
-    reading = sum(machine.seconds(target.parameters, tokens, itemsize) for tokens in prompts)
-    rows, left = len(prompts) * copies, 0.0
-    while rows > 0:
-        together = min(rows, max(1, ROWS_PER_BATCH // copies) * copies)
-        left += length * machine.seconds(target.parameters, together, itemsize)
-        rows -= together
-    return reading + left
+    """Prompts one by one, then steps of whole batches; where the target's shape is not told, by its size."""
+    temperatures = list(dict.fromkeys(run.temperature)) or [0.0, 1.0]
+    copies, left = len(temperatures), len(prompts)
+    together = min(left, max(1, ROWS_PER_BATCH // copies))
+    step_s = recording_step_s(run.target, device, dtype, together, temperatures)
+    if step_s is None:
+        step_s = machine.seconds(target.parameters, together * copies, dtype.itemsize)
+    one_s, seconds = machine.seconds(target.parameters, 1, dtype.itemsize), 0.0
+    while left > 0:
+        seconds += run.max_new_tokens * max(one_s, step_s * min(left, together) / together)
+        left -= together
+    return seconds + sum(machine.seconds(target.parameters, tokens, dtype.itemsize) for tokens in prompts)
 
 
 def _memory(

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from spectune.checkpoints.embedded import embedded_gguf
 from spectune.checkpoints.files import model_path
-from spectune.measure.recording import ROWS_PER_BATCH, record_tape
+from spectune.measure.recording import record_tape
 from spectune.measure.rounds import Stopwatch
 from spectune.measure.tape import TapePrompt
 from spectune.models.loading import LanguageModel, unpacked_folder, wrap_model
@@ -20,9 +20,9 @@ from spectune.models.sampling import Sampling
 from spectune.models.scoring import repeatable_forwards
 
 _LAYERS = (1, 4)
-_CONTEXT_TOKENS, _TIMES, _WARM_UP = 64, 6, 1
+_CONTEXT_TOKENS, _TIMES, _WARM_UP = 32, 6, 1
 _COLD_BYTES = 2**28  # more than caches hold
-_LENGTHS = (1, 4)  # of recorded texts
+_LENGTHS = (2, 5)  # of recorded texts
 
 
 def forwards_s(spec: str | None, device: torch.device, dtype: torch.dtype, sizes: Sequence[int]) -> list[float] | None:
@@ -30,20 +30,13 @@ def forwards_s(spec: str | None, device: torch.device, dtype: torch.dtype, sizes
     return _whole(spec, device, dtype, lambda model: [_forward_s(model, n) for n in sizes])
 
 
-def recording_s(
-    spec: str | None,
-    device: torch.device,
-    dtype: torch.dtype,
-    prompt_tokens: Sequence[int],
-    temperatures: Sequence[float],
-    length: int,
+def recording_step_s(
+    spec: str | None, device: torch.device, dtype: torch.dtype, prompts: int, temperatures: Sequence[float]
 ) -> float | None:
-    """Seconds of recording such prompts, in batches as they are recorded; None as above."""
+    """Seconds of a step in which so many prompts are recorded at these temperatures; None as above."""
     samplings = [Sampling(temperature=t) for t in temperatures]
-    together = min(len(prompt_tokens), max(1, ROWS_PER_BATCH // len(samplings)))
-    typical = sorted(prompt_tokens)[len(prompt_tokens) // 2]
-    batch = _whole(spec, device, dtype, lambda model: _recorded_s(model, typical, together, samplings))
-    return None if batch is None else (batch[0] + length * batch[1]) * len(prompt_tokens) / together
+    step = _whole(spec, device, dtype, lambda model: [_recording_step_s(model, prompts, samplings)])
+    return None if step is None else step[0]
 
 
 def _whole(
@@ -94,15 +87,12 @@ def _forward_s(model: LanguageModel, tokens: int) -> float:
     return median(samples[_WARM_UP:])
 
 
-def _recorded_s(model: LanguageModel, prompt_tokens: int, prompts: int, samplings: Sequence[Sampling]) -> list[float]:
-    """Seconds of reading the prompts of a batch, and of a step of it."""
-    texts = [TapePrompt(id=f"{n:064x}", category="", token_ids=[1] * prompt_tokens) for n in range(prompts)]
-    stopwatch = Stopwatch(model.device)
-    short, long = (
-        stopwatch.seconds(partial(record_tape, model, texts, samplings, length, 0, _Silent())) for length in _LENGTHS
-    )
-    step = max(long - short, 0.0) / (_LENGTHS[1] - _LENGTHS[0])
-    return [max(short - _LENGTHS[0] * step, 0.0), step]
+def _recording_step_s(model: LanguageModel, prompts: int, samplings: Sequence[Sampling]) -> float:
+    texts = [TapePrompt(id=f"{n:064x}", category="", token_ids=[1] * _CONTEXT_TOKENS) for n in range(prompts)]
+    stopwatch, (few, more) = Stopwatch(model.device), _LENGTHS
+    short, long = (partial(record_tape, model, texts, samplings, length, 0, _Silent()) for length in (few, more))
+    samples = [stopwatch.seconds(long) - stopwatch.seconds(short) for _ in range(3)]
+    return median(samples) / (more - few)
 
 
 class _Silent:

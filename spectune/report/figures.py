@@ -1,7 +1,7 @@
 """Pictures as SVG whose text stays text, right on light and on dark grounds."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spectune.decide.confirmation import ConfirmedSetting
@@ -31,11 +31,26 @@ _STYLE: Any = {
 
 def figures(recommendation: Recommendation) -> dict[str, str]:
     """SVG by name: speedup (against K), acceptance (by position), round (its time, by part), category (speed-ups)."""
+    return {name: _svg(figure) for name, figure in _drawn(recommendation)}
+
+
+def figures_png(recommendation: Recommendation) -> dict[str, bytes]:
+    """The same as PNG, on a light ground."""
+    return {name: _png(figure) for name, figure in _drawn(recommendation)}
+
+
+def _drawn(recommendation: Recommendation) -> Iterator[tuple[str, "Figure"]]:
     import matplotlib as mpl  # slow to import: only where pictures are drawn
 
     drawn = {"speedup": _speedup, "acceptance": _acceptance, "round": _round, "category": _category}
     with mpl.rc_context(_STYLE):
-        return {name: _svg(draw(recommendation)) for name, draw in drawn.items()}
+        yield from ((name, draw(recommendation)) for name, draw in drawn.items())
+
+
+def _png(figure: "Figure") -> bytes:
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=144)
+    return data.getvalue()
 
 
 def _svg(figure: "Figure") -> str:

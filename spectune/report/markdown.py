@@ -7,12 +7,13 @@ from spectune.stats import Interval
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], note: str = "") -> str:
     """A section, if it has a title; cells may hold anything but line breaks, intervals are of speed-ups."""
-    lines = [header, ["---"] * len(header), *([_cell(value) for value in row] for row in rows)]
+    lines = [header, ["---"] * len(header), *([cell_text(value) for value in row] for row in rows)]
     text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return "\n\n".join([*([f"## {title}"] if title else []), *([note] if note else []), text])
 
 
-def _cell(value: object) -> str:
+def cell_text(value: object) -> str:
+    """As a table shows it: numbers to two places, intervals of speed-ups, what is not known in words."""
     if isinstance(value, float):
         return f"{value:.2f}"
     return interval_text(value, "×") if isinstance(value, Interval) else "no data" if value is None else str(value)

@@ -8,7 +8,7 @@ from spectune.decide.formula import fit_formula
 from spectune.decide.plan import recommend
 from spectune.decide.reasons import machine_line
 from spectune.errors import ConfigError, InsufficientDataError
-from spectune.report.skill import headline
+from spectune.report.sections import headline
 from spectune.speedup import expected_tokens
 from tests.profiles import NGRAM, decoded, fitted_settings, literal_rounds, make_profile
 
