@@ -7,7 +7,7 @@ from dataclasses import asdict
 from spectune.decide import recommendation as told
 from spectune.decide.confirmation import Confirmation
 from spectune.decide.fit import Setting
-from spectune.decide.selection import Decision, Verdict, decide, heeding, verdict_of
+from spectune.decide.selection import Decision, decide, heeding, verdict_of
 from spectune.profile.manifest import Load
 from spectune.profile.store import Profile
 from spectune.speedup import break_even_alpha
@@ -23,7 +23,7 @@ PUBLISHED = {
 
 def candidate_of(setting: Setting) -> told.Candidate:
     """Its figures, with the verdict that it would have alone."""
-    acceptance, steps = setting.acceptance, setting.round.round_in_plain_steps
+    acceptance, steps = setting.acceptance, setting.round.round_s / setting.round.plain_s
     return told.Candidate(
         draft=setting.draft,
         num_speculative_tokens=setting.num_speculative_tokens,
@@ -62,21 +62,17 @@ def temperature_gate(
     verdicts = {temperature: other.verdict for temperature, other in decided.items()}
     if decision.verdict == "speculate":  # from the headline's temperature upwards
         best = decision.setting.choice
-        kept = [s for s in settings if (s.choice.draft, s.choice.shape) == (best.draft, best.shape)]
-        verdicts = {s.temperature: _alone(s, confirmed) for s in kept if s.temperature > best.temperature}
-        verdicts[best.temperature] = decision.verdict
+        verdicts = {best.temperature: decision.verdict}
+        for other in (setting for setting in settings if setting.temperature > best.temperature):
+            if (other.choice.draft, other.choice.shape) == (best.draft, best.shape):
+                decoded = confirmed.of(other.choice) if confirmed else None
+                verdicts[other.temperature] = heeding(decoded, verdict_of(other.speedup, other.effective_prompts))
     speculate_up_to = None
     for temperature in sorted(verdicts):
         if verdicts[temperature] != "speculate":
             return told.TemperatureGate(speculate_up_to=speculate_up_to, plain_from=temperature)
         speculate_up_to = temperature
     return told.TemperatureGate(speculate_up_to=speculate_up_to, plain_from=None)
-
-
-def _alone(setting: Setting, confirmed: Confirmation | None) -> Verdict:
-    """The verdict if there were no other candidates."""
-    decoded = confirmed.of(setting.choice) if confirmed else None
-    return heeding(decoded, verdict_of(setting.speedup, setting.effective_prompts))
 
 
 def category_answers(setting: Setting) -> list[told.CategoryAnswer]:
@@ -125,10 +121,8 @@ def batch_steps(main: Decision, settings: Sequence[Setting]) -> list[told.BatchS
 
 def decide_by_load(main: Decision, settings: Sequence[Setting]) -> dict[Load, Decision]:
     """A decision at each load that settings are of, those of the headline's temperature; at its own, the main one."""
-    by_load: dict[Load, list[Setting]] = {}
-    for setting in settings:
-        by_load.setdefault(setting.load, []).append(setting)
-    return {load: main if load == main.setting.load else decide(there) for load, there in by_load.items()}
+    loads = dict.fromkeys(setting.load for setting in settings)
+    return {at: main if at == main.setting.load else decide([s for s in settings if s.load == at]) for at in loads}
 
 
 def applies_to(profile: Profile) -> told.AppliesTo:

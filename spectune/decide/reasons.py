@@ -81,8 +81,7 @@ def notices(decision: Decision, settings: Sequence[Setting], formula: Sequence[F
             yield Notice(code="formula", message=message, advice="trust the replayed tokens per round instead")
     if decision.noisy:
         message = "the timings are too noisy to decide: they widen the interval more than the prompts do"
-        advice = "profile on a quiet machine, or with more --budget-s"
-        yield Notice(code="noisy-costs", message=message, advice=advice)
+        yield Notice(code="noisy-costs", message=message, advice="profile on a quiet machine, or with more --budget-s")
     if decoded and predicted is not None and predicted > MIN_GAIN and decoded.measured_speedup <= MIN_GAIN:
         message = f"real decoding of held-out prompts reached {decoded.measured_speedup:.2f}× only"
         yield Notice(code="unconfirmed", message=message, advice="profile more prompts and confirm again")

@@ -56,8 +56,7 @@ def headline(check: Check) -> str:
         for finding in deciding:
             if finding.status == "too-noisy":
                 noisy.setdefault(remedy(finding), {})[name_of(finding)] = None
-        told = (f"{', '.join(names)}: {settles}" for settles, names in noisy.items())
-        return f"Too noisy to tell: {'; '.join(told)}"
+        return "Too noisy to tell: " + "; ".join(f"{', '.join(names)}: {settles}" for settles, names in noisy.items())
     better = _listed(deciding, "improved")
     return f"Fine; improved: {better}" if better else "Fine: no figure regressed"
 

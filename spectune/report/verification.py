@@ -23,12 +23,8 @@ TARGET, MEASURED = "target", "measured"
 
 SPECULATE, DECODE_PLAINLY = "Speculate", "Decode plainly"
 NOT_CONFIRMED, UNDECIDED = "Not confirmed", "Not enough data to decide"
-VERDICTS = {
-    SPECULATE: "speculate",
-    DECODE_PLAINLY: "plain",
-    NOT_CONFIRMED: "insufficient data",
-    UNDECIDED: "insufficient data",
-}
+_OPEN = "insufficient data"
+VERDICTS = {SPECULATE: "speculate", DECODE_PLAINLY: "plain", NOT_CONFIRMED: _OPEN, UNDECIDED: _OPEN}
 """By how the headline begins."""
 
 _CHECKED = " (checked against "
