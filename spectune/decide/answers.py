@@ -63,7 +63,7 @@ def temperature_gate(
     if decision.verdict == "speculate":  # from the headline's temperature upwards
         best = decision.setting.choice
         verdicts = {best.temperature: decision.verdict}
-        for other in (setting for setting in settings if setting.temperature > best.temperature):
+        for other in (s for s in settings if s.temperature > best.temperature):  # as if there were no other candidates
             if (other.choice.draft, other.choice.shape) == (best.draft, best.shape):
                 decoded = confirmed.of(other.choice) if confirmed else None
                 verdicts[other.temperature] = heeding(decoded, verdict_of(other.speedup, other.effective_prompts))

@@ -31,14 +31,12 @@ class Diagnosis:
     findings: list[Finding]
 
 
-def diagnose(
-    target: str, draft: str, engine: str, num_speculative_tokens: int | None, settings: Sequence[str]
-) -> Diagnosis:
+def diagnose(target: str, draft: str, engine: str, k: int | None, settings: Sequence[str]) -> Diagnosis:
     """Of models by name, a draft by its SPEC, settings as KEY=VALUE. Raises: ConfigError for what cannot be read."""
     given = {name: value for text in settings for name, value in _named(*_setting(text))}
     served = engine_named(engine)
     named = {served.engine.in_full.get(name, name): value for name, value in given.items()}
-    k, spec = _depth(num_speculative_tokens, named), draft_spec(draft)
+    k, spec = _depth(k, named), draft_spec(draft)
     plan = Plan(
         target=model_facts(target),
         draft=spec,

@@ -119,8 +119,7 @@ class CostCells:
     @property
     def noisiest(self) -> tuple[CellKey, float]:
         """The cell whose median is known worst."""
-        worst = max(self.half_widths, key=lambda key: self.half_widths[key])
-        return worst, self.half_widths[worst]
+        return max(self.half_widths.items(), key=lambda known: known[1])
 
     def _half_width(self, key: CellKey) -> float:
         plain = self.samples.get(CellKey(part="cost_p", tokens=1, load=key.load))
