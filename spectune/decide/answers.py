@@ -84,8 +84,7 @@ def category_answers(setting: Setting) -> list[told.CategoryAnswer]:
         if rounds.sum() > 0:
             length = float(emitted.sum() / rounds.sum())
             point = float(emitted.sum() * setting.round.plain_s / seconds.sum())
-            chance = root_sum_square(log_ratio_influence(emitted, seconds))
-            error = math.hypot(chance, float(setting.spread.costs.std()))
+            error = math.hypot(root_sum_square(log_ratio_influence(emitted, seconds)), setting.spread.costs.std())
             speedup = log_t_interval(point, error, effective_prompts(rounds))
         prompts, published = int(inside.sum()), PUBLISHED.get(category)
         answers.append(

@@ -7,8 +7,6 @@ from spectune.decide.fit import Setting
 from spectune.decide.recommendation import Fallback
 from spectune.decide.selection import Decision
 
-_FALSE_TRIP_Z = 3.72  # a healthy stream trips about once in 10,000 windows
-
 
 def fallback_rule(decision: Decision, limit_tokens: int) -> tuple[Fallback | None, str]:
     """The rule and what it holds for, or None and why there is none; texts end at the limit.
@@ -27,7 +25,7 @@ def fallback_rule(decision: Decision, limit_tokens: int) -> tuple[Fallback | Non
     surely_won = float(gain.mean()) - 1.645 * deviation / math.sqrt(len(gain))
     if surely_won <= 0:
         return None, "the gain per request is too uncertain for a rule that would not trip on a healthy stream"
-    window = max(1, math.ceil((_FALSE_TRIP_Z * deviation / surely_won) ** 2))
+    window = max(1, math.ceil((3.72 * deviation / surely_won) ** 2))  # a healthy stream trips in about one of 10,000
     rate = math.erfc(surely_won * math.sqrt(window / 2) / deviation) / 2 if deviation > 0 else 0.0
     rule = Fallback(acceptance_length_below=threshold, window_requests=window, false_trip_rate=rate)
     return rule, "requests as long as the recorded ones"

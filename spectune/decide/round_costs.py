@@ -52,8 +52,7 @@ class RoundCosts:
 
     def log_speedups(self, rows: RowCounts) -> Floats:  # [draws]
         """Log of pooled speed-up over plain decoding, for each draw."""
-        round_s = self.round_s(rows.draft_steps, rows.nodes)
-        totals = round_s @ rows.by_shape.sum(1) + self.catch_up_s * rows.filled.sum()
+        totals = self.round_s(rows.draft_steps, rows.nodes) @ rows.by_shape.sum(1) + self.catch_up_s * rows.filled.sum()
         return np.asarray(np.log(rows.emitted.sum() * self.plain_s / totals))
 
     def times(self, rows: RowCounts) -> RoundTimes:

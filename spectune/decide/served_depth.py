@@ -12,8 +12,6 @@ from spectune.profile.costs import CostCells
 from spectune.profile.store import Profile
 from spectune.served.telemetry import Telemetry
 
-_WORTH = 1.01  # times faster; another K must gain what counts
-
 Verdict = Literal["too long", "too short", "right", "plain is faster"]
 
 
@@ -87,7 +85,7 @@ def _rates(telemetry: Telemetry) -> tuple[list[float], float]:
 
 
 def _verdict(speedups: Mapping[int, float], k: int, best: int) -> Verdict:
-    if speedups[best] <= (_WORTH if best == 0 else MIN_GAIN) * speedups[k]:
+    if speedups[best] <= (1.01 if best == 0 else MIN_GAIN) * speedups[k]:  # another K must gain what counts
         return "right"
     if best == 0:
         return "plain is faster"

@@ -51,8 +51,7 @@ def diagnose(target: str, draft: str, engine: str, k: int | None, settings: Sequ
 
 def _findings(plan: Plan, served: EngineVersion) -> list[Finding]:
     settings = _Watched(plan.settings)
-    watched = replace(plan, settings=settings)
-    findings = [finding for check in served.engine.checks for finding in check(watched)]
+    findings = [finding for check in served.engine.checks for finding in check(replace(plan, settings=settings))]
     if unread := sorted(plan.settings.keys() - settings.read - set(CONTEXT)):
         message = f"not looked at: {', '.join(unread)}"
         findings.append(info("unknown-setting", message, "nothing to do, unless it is misspelt"))

@@ -19,7 +19,6 @@ FOLDS = 5
 FORWARDS = ("cost_p", "cost_q", "reference")
 """Parts of known work, which tell how fast the machine was in a pass; the others are real rounds."""
 KNOWN_WITHIN = 0.03
-_FEWEST_OF_A_FOLD = 5
 _KEYS = ["part", "draft", "temperature", "draft_steps", "tokens", "batch", "context_tokens"]
 _FORWARD_NAMES = {"cost_p": "verify n", "cost_q": "draft n", "reference": "reference product n"}
 
@@ -180,10 +179,8 @@ def _samples(costs: pa.Table) -> dict[CellKey, Samples]:
     steady = steady_seconds(numbers(costs["seconds"]), cells, passes, np.isin(labels(costs["part"]), FORWARDS))
     samples = {}
     for (part, draft, temperature, draft_steps, tokens, batch, context_tokens), place in places.items():
-        load, greedy = (
-            Load(batch=batch, context_tokens=context_tokens),
-            None if temperature is None else temperature == 0.0,
-        )
+        load = Load(batch=batch, context_tokens=context_tokens)
+        greedy = None if temperature is None else temperature == 0.0
         key = CellKey(part=part, tokens=tokens, load=load, draft=draft, greedy=greedy, draft_steps=draft_steps)
         samples[key] = Samples(seconds=steady[cells == place], passes=passes[cells == place])
     return samples
@@ -201,7 +198,7 @@ def _folds(samples: Samples) -> Floats:
 
     Too few to give each fold a median of its own: all of them serve everywhere.
     """
-    if len(samples.seconds) < FOLDS * _FEWEST_OF_A_FOLD:
+    if len(samples.seconds) < FOLDS * 5:
         return np.full((FOLDS, 2), np.median(samples.seconds))
     turn = np.argsort(np.argsort(samples.passes, kind="stable"), kind="stable") % FOLDS
     pairs = [(samples.seconds[turn == fold], samples.seconds[turn != fold]) for fold in range(FOLDS)]

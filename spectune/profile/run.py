@@ -89,10 +89,8 @@ def _run_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"run file {path} is not YAML: {reason}", "write lines such as max_k: 8") from error
     if not isinstance(value, dict):
         raise ConfigError(f"run file {path} holds no keys", "write lines such as max_k: 8")
-    options, names = (
-        {str(key).replace("-", "_"): item for key, item in value.items()},
-        [one.name for one in fields(Run)],
-    )
+    options = {str(key).replace("-", "_"): item for key, item in value.items()}
+    names = [one.name for one in fields(Run)]
     for key in options:
         if key not in names:
             near = difflib.get_close_matches(key, names, n=1)

@@ -160,9 +160,7 @@ def load_profile(directory: Path) -> Profile:
         tables |= _read_tables(directory, confirmed, record["tables"]) if record else {}
         raw, tables = migrated(stored, tables)
         manifest = Manifest.model_validate(raw)
-    seen = (
-        Confirmed(**{name.removeprefix("confirmed_"): tables[name] for name in schemas.CONFIRMED}) if record else None
-    )
+    seen = Confirmed(**{key.removeprefix("confirmed_"): tables[key] for key in schemas.CONFIRMED}) if record else None
     profile = Profile(manifest=manifest, confirmed=seen, **{name: tables[name] for name in schemas.MEASURED})
     _require_consistent(directory, {draft.spec for draft in manifest.drafts}, profile.tape, profile.acceptance)
     if seen:
@@ -208,9 +206,8 @@ def _manifest_object(directory: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         if command := _command_to_finish(directory):
             raise ProfileError(f"{directory} is not finished", f"run the same command again: {command}") from error
-        raise ProfileError(
-            f"{directory} is not a profile: no {_MANIFEST}", "give the directory of a profile"
-        ) from error
+        problem = f"{directory} is not a profile: no {_MANIFEST}"
+        raise ProfileError(problem, "give the directory of a profile") from error
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {reason_of(error)}", "give the directory of a profile") from error
     except (ValueError, RecursionError) as error:
