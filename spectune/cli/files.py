@@ -21,5 +21,4 @@ def write_whole(path: Path, content: str | bytes, remedy: str = "give another fi
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        problem = f"{path} cannot be written: {reason_of(error)}"
-        raise ConfigError(problem, remedy) from error
+        raise ConfigError(f"{path} cannot be written: {reason_of(error)}", remedy) from error

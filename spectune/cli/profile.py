@@ -153,7 +153,7 @@ def _measure(request: "ProfileRequest", verbose: bool) -> None:
     console.print()
     show_settings(console, settings, fit_formula(settings))
     show_warnings(console, measured.manifest.warnings)
-    console.print(f"saved {output} · next: spectune recommend {shlex.quote(str(output))}", markup=False, soft_wrap=True)
+    console.print(f"saved {output} · next: spectune recommend {shlex.quote(str(output))}", soft_wrap=True)
 
 
 @contextmanager

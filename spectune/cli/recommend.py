@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 DEFAULT_SKILL = Path("outputs/skill-speculative-tuning.md")
 _ENGINES = ("vllm", "transformers")
-_DEFAULT = ", ".join(_ENGINES)
 
 
 def recommend(
@@ -33,7 +32,9 @@ def recommend(
     ] = None,
     engine: Annotated[
         list[str] | None,
-        option("ENGINE", f"Engine to give a config for, such as {_ENGINES[0]}@0.32. Repeatable. Default: {_DEFAULT}."),
+        option(
+            "ENGINE", f"Engine to give a config for, such as vllm@0.32. Repeatable. Default: {', '.join(_ENGINES)}."
+        ),
     ] = None,
     html: Annotated[Path | None, option("FILE", "Also write a page for a browser, all in one file.")] = None,
     png: Annotated[bool, flag("Write the skill's pictures as PNG; by default they are SVG.", "--png")] = False,
@@ -118,10 +119,8 @@ def _summary(decided: "Recommendation", directory: Path) -> str:
     if decoded:
         predicted = interval_text(decoded.predicted, "×")
         real = f"decoded for real: {interval_text(decoded.measured, '×')}, predicted {predicted} for such a run"
-    lines = [
-        headline(decided),
-        *(f"at T = {a.temperature:g}: {a.verdict}, best {a.speedup.estimate:.2f}×" for a in others),
-    ]
+    lines = [headline(decided)]
+    lines += [f"at T = {a.temperature:g}: {a.verdict}, best {a.speedup.estimate:.2f}×" for a in others]
     if rule:
         below = f"when tokens/round stay below {rule.acceptance_length_below:.2f} over {rule.window_requests} requests"
         lines.append(f"fall back to plain {below}")

@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from spectune.decide.recommendation import Recommendation
     from spectune.stats import Interval
 
-_LABEL = 14  # columns before a bar: K and its figure
-_NARROWEST = 10
-
 
 def show(
     directory: Annotated[Path, argument("DIR", "Directory of a profile.")],
@@ -28,16 +25,14 @@ def show(
 
     answer = recommend(load_profile(directory), temperature)
     console = Console(highlight=False, markup=False)
-    width = max(console.width - _LABEL, _NARROWEST)
+    width = max(console.width - 14, 10)  # what is left by the columns before a bar: K and its figure
     for title, lines in (
         (f"speed-up at T = {answer.temperature:g}, 95% intervals; │ is plain decoding", _speedups(answer, width)),
         ("acceptance by position: once reached, and of all rounds, as engines print it", _acceptances(answer, width)),
         (f"a round of {answer.best_candidate.draft} in ms: █ verify ▒ draft ░ overhead", _rounds(answer, width)),
     ):
         console.print(title, style="bold", soft_wrap=True)
-        for line in lines:
-            console.print(line, soft_wrap=True)
-        console.print()
+        console.print(*lines, "", sep="\n", soft_wrap=True)
 
 
 def _speedups(answer: "Recommendation", width: int) -> Iterator[str]:

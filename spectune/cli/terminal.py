@@ -5,7 +5,6 @@ from itertools import groupby
 from time import perf_counter
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -29,7 +28,7 @@ class TerminalProgress:
     """One line for each stage: a bar with the time left, or on a pipe a line now and then and when it ends."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, markup=False)
         columns = (
             TextColumn("{task.description:<8}"),
             BarColumn(bar_width=None),
@@ -68,7 +67,7 @@ class TerminalProgress:
 
     def say(self, text: str) -> None:
         """A line worth reading."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(text, soft_wrap=True)
 
     def _finish_stage(self) -> None:
         if self._task and not self.console.is_terminal:
@@ -81,15 +80,15 @@ def show_settings(console: Console, settings: Sequence[Setting], formula: Sequen
     for fit in sorted(formula, key=lambda fit: fit.temperature):
         here = [setting for setting in settings if setting.temperature == fit.temperature]
         group = [setting for setting in here if setting.draft == fit.draft]
-        console.print(f"T = {fit.temperature:g} · {fit.draft}", style="bold", markup=False, soft_wrap=True)
+        console.print(f"T = {fit.temperature:g} · {fit.draft}", style="bold", soft_wrap=True)
         console.print(_settings_table(group, choose(here).choice, narrow=console.width < _NARROW_COLUMNS))
-        console.print(f"formula (1−α^(K+1))/(1−α): {formula_text(fit)}\n", markup=False, soft_wrap=True)
+        console.print(f"formula (1−α^(K+1))/(1−α): {formula_text(fit)}\n", soft_wrap=True)
 
 
 def _table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for header in headers:
-        table.add_column(escape(header), justify="right", no_wrap=True)
+        table.add_column(header, justify="right", no_wrap=True)
     return table
 
 
@@ -101,25 +100,25 @@ def _settings_table(settings: Sequence[Setting], fastest: Choice, narrow: bool) 
         k, length, best = setting.num_speculative_tokens, setting.acceptance.length.estimate, setting.choice == fastest
         speedup = interval_text(setting.speedup)
         if narrow:
-            table.add_row(f"{'→ ' if best else ''}{k}", f"{length:.2f}", escape(speedup))
+            table.add_row(f"{'→ ' if best else ''}{k}", f"{length:.2f}", speedup)
             continue
         times = (f"{seconds * 1e3:.1f} ms" for seconds in (setting.round.verify_s, setting.round.draft_s))
-        table.add_row(str(k), f"{length:.2f}", *times, *escape(speedup).split(" ", 1), "← best" if best else "")
+        table.add_row(str(k), f"{length:.2f}", *times, *speedup.split(" ", 1), "← best" if best else "")
     return table
 
 
 def show_confirmation(confirmation: Confirmation) -> None:
     """On stdout: predicted, replayed and measured side by side, then the errors over all settings."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     groups: dict[tuple[float, str], list[ConfirmedSetting]] = {}
     for setting in confirmation.settings:
         groups.setdefault((setting.temperature, setting.draft), []).append(setting)
     for (temperature, draft), group in groups.items():
         tokens = min(setting.measured_tokens for setting in group)
-        console.print(f"T = {temperature:g} · {draft} · {tokens:,} tokens or more each", markup=False, soft_wrap=True)
+        console.print(f"T = {temperature:g} · {draft} · {tokens:,} tokens or more each", soft_wrap=True)
         console.print(_confirmation_table(group, narrow=console.width < _NARROW_COLUMNS))
         console.print()
-    console.print("\n".join(_errors(confirmation)), markup=False, soft_wrap=True)
+    console.print("\n".join(_errors(confirmation)), soft_wrap=True)
 
 
 def _errors(confirmation: Confirmation) -> Iterator[str]:
@@ -145,7 +144,7 @@ def _confirmation_table(settings: Sequence[ConfirmedSetting], narrow: bool) -> T
         if narrow:
             table.add_row(k, f"{setting.predicted_speedup:.2f}", replayed, f"{setting.measured_speedup:.2f}")
             continue
-        predicted, measured = (escape(interval_text(interval)) for interval in (setting.predicted, setting.measured))
+        predicted, measured = (interval_text(interval) for interval in (setting.predicted, setting.measured))
         outside = "← outside" if setting.inside_interval is False else ""
         table.add_row(k, predicted, replayed, measured, f"{setting.method_error:.1%}", outside)
     return table
@@ -153,19 +152,19 @@ def _confirmation_table(settings: Sequence[ConfirmedSetting], narrow: bool) -> T
 
 def show_check(check: Check) -> None:
     """On stdout: the verdict, the figures that decide by draft and temperature, and what explains a change."""
-    console = Console(highlight=False)
-    console.print(headline(check), style="bold", markup=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False)
+    console.print(headline(check), style="bold", soft_wrap=True)
     for choice, findings in groupby(check.findings, key=lambda finding: finding.choice):
         title = f"\nT = {choice.temperature:g} · {choice.draft} · K = {choice.num_speculative_tokens}"
-        console.print(title, markup=False, soft_wrap=True)
+        console.print(title, soft_wrap=True)
         table = Table(box=None, pad_edge=False, show_header=False)
         for finding in findings:
             if finding.headline or finding.status in ("regressed", "improved"):
                 indent = "" if finding.headline else "  "
-                table.add_row(escape(indent + name_of(finding)), escape(change_text(finding)), status_text(finding))
+                table.add_row(indent + name_of(finding), change_text(finding), status_text(finding))
         console.print(table)
     for difference in check.differences:
-        console.print(f"not the same: {difference}", markup=False, soft_wrap=True)
+        console.print(f"not the same: {difference}", soft_wrap=True)
 
 
 def show_seconds(by_stage: Mapping[str, float]) -> None:
@@ -179,5 +178,5 @@ def show_warnings(console: Console, warnings: Sequence[Notice]) -> None:
     if warnings:
         console.print(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
         for warning in warnings:
-            console.print(f"  {warning.code:<9} {warning.message}; {warning.advice}", markup=False, soft_wrap=True)
+            console.print(f"  {warning.code:<9} {warning.message}; {warning.advice}", soft_wrap=True)
         console.print()

@@ -27,7 +27,7 @@ def what_if(
     """Price a draft by the formula (1 − α^(K+1))/(1 − α), from a cost ratio or from measured times."""
     from spectune.speedup import best_row, break_even_alpha, fastest_row, speedup_rows
 
-    costs = _round_costs(cost_ratio, plain_s, round_s or [], max_k)
+    costs = _costs(cost_ratio, plain_s, round_s or [], max_k)
     rows = speedup_rows(alpha, costs)
     best, reported = best_row(rows), fastest_row(rows).num_speculative_tokens
     result: dict[str, Any] = {
@@ -40,19 +40,17 @@ def what_if(
     print(json.dumps(result, indent=2, allow_nan=False) if as_json else "\n".join([_text(result), *assumes]))
 
 
-def _round_costs(
-    cost_ratio: float | None, plain_s: float | None, round_s: list[float], max_k: int | None
-) -> dict[int, float]:
+def _costs(ratio: float | None, plain_s: float | None, round_s: list[float], max_k: int | None) -> dict[int, float]:
     """Plain steps that a round takes, by K."""
     from spectune.speedup import round_cost
 
     if max_k is not None and not 1 <= max_k <= LONGEST:
         raise ConfigError(f"--max-k is {max_k}", f"give a whole number from 1 to {LONGEST}")
     measured = plain_s is not None or bool(round_s)
-    if measured == (cost_ratio is not None) or (plain_s is None) == bool(round_s):
+    if measured == (ratio is not None) or (plain_s is None) == bool(round_s):
         raise ConfigError("one price is needed", "give --cost-ratio, or both --plain-s and --round-s")
-    if cost_ratio is not None:
-        return {k: round_cost(cost_ratio, k) for k in range(1, (max_k or 16) + 1)}
+    if ratio is not None:
+        return {k: round_cost(ratio, k) for k in range(1, (max_k or 16) + 1)}
     for name, value in [("--plain-s", plain_s), *(("--round-s", value) for value in round_s)]:
         if value is None or not 0 < value < float("inf"):
             raise ConfigError(f"{name} is {value}", "give a positive number of seconds")

@@ -22,7 +22,7 @@ PUBLISHED = {
 
 def candidate_of(setting: Setting) -> told.Candidate:
     """Its figures, with the verdict that it would have alone."""
-    acceptance, steps = setting.acceptance, setting.round.round_in_plain_steps
+    acceptance, steps = setting.acceptance, setting.round.round_s / setting.round.plain_s
     return told.Candidate(
         draft=setting.draft,
         num_speculative_tokens=setting.num_speculative_tokens,
@@ -72,11 +72,10 @@ def temperature_gate(
     verdicts = {temperature: other.verdict for temperature, other in decided.items()}
     if decision.verdict == "speculate":  # from the headline's temperature upwards
         best = decision.setting.choice
-        kept = [s for s in settings if (s.choice.draft, s.choice.shape) == (best.draft, best.shape)]
-        verdicts = {
-            s.temperature: verdict_of(s.speedup, s.effective_prompts) for s in kept if s.temperature > best.temperature
-        }
-        verdicts[best.temperature] = decision.verdict
+        verdicts = {best.temperature: decision.verdict}
+        for other in (s for s in settings if s.temperature > best.temperature):  # as if there were no other candidates
+            if (other.choice.draft, other.choice.shape) == (best.draft, best.shape):
+                verdicts[other.temperature] = verdict_of(other.speedup, other.effective_prompts)
     speculate_up_to = None
     for temperature in sorted(verdicts):
         if verdicts[temperature] != "speculate":
@@ -94,8 +93,7 @@ def category_answers(setting: Setting) -> list[told.CategoryAnswer]:
         if rounds.sum() > 0:
             length = float(emitted.sum() / rounds.sum())
             point = float(emitted.sum() * setting.round.plain_s / seconds.sum())
-            chance = root_sum_square(log_ratio_influence(emitted, seconds))
-            error = math.hypot(chance, float(setting.spread.costs.std()))
+            error = math.hypot(root_sum_square(log_ratio_influence(emitted, seconds)), setting.spread.costs.std())
             speedup = log_t_interval(point, error, effective_prompts(rounds))
         prompts, published = int(inside.sum()), PUBLISHED.get(category)
         answers.append(
@@ -131,10 +129,8 @@ def batch_steps(main: Decision, settings: Sequence[Setting]) -> list[told.BatchS
 
 def decide_by_load(main: Decision, settings: Sequence[Setting]) -> dict[Load, Decision]:
     """A decision at each load that settings are of, those of the headline's temperature; at its own, the main one."""
-    by_load: dict[Load, list[Setting]] = {}
-    for setting in settings:
-        by_load.setdefault(setting.load, []).append(setting)
-    return {load: main if load == main.setting.load else decide(there) for load, there in by_load.items()}
+    loads = dict.fromkeys(setting.load for setting in settings)
+    return {at: main if at == main.setting.load else decide([s for s in settings if s.load == at]) for at in loads}
 
 
 def applies_to(profile: Profile) -> told.AppliesTo:

@@ -7,30 +7,28 @@ from spectune.decide.fit import Setting
 from spectune.decide.recommendation import Fallback
 from spectune.decide.selection import Decision
 
-_FALSE_TRIP_Z = 3.72  # a healthy stream trips about once in 10,000 windows
 _FEWEST_REQUESTS = 20  # of a window: fewer tell more of the requests than of the draft
 
 
 def fallback_rule(decision: Decision, limit_tokens: int) -> tuple[Fallback | None, str]:
-    """The rule and what it holds for, or None and why there is none; texts end at the limit."""
+    """The rule and what it holds for, or None and why there is none; texts end at the limit.
+
+    Threshold τ_be = T_round/T_plain, and a window long enough that a healthy stream hardly ever falls below.
+    """
     if decision.verdict == "plain":
         return None, "plain decoding has nothing to fall back from"
     if decision.verdict != "speculate":
         return None, "no setting is recommended yet"
-    return _rule(decision.setting, _chance_of_rounds(decision.setting, limit_tokens))
-
-
-def _rule(setting: Setting, chance_of_rounds: float) -> tuple[Fallback | None, str]:
-    """Threshold τ_be = T_round/T_plain, and a window long enough that a healthy stream hardly ever falls below."""
-    texts = setting.texts
+    setting, texts = decision.setting, decision.setting.texts
     threshold = float(setting.seconds.sum() / texts.rounds.sum() / setting.round.plain_s)
     used = texts.rounds > 0
     gain = texts.emitted[used] - threshold * texts.rounds[used]  # tokens won by each request
-    deviation = math.hypot(float(gain.std(ddof=1)), threshold * chance_of_rounds)
+    deviation = math.hypot(float(gain.std(ddof=1)), threshold * _chance_of_rounds(setting, limit_tokens))
     surely_won = float(gain.mean()) - 1.645 * deviation / math.sqrt(len(gain))
     if surely_won <= 0:
         return None, "the gain per request is too uncertain for a rule that would not trip on a healthy stream"
-    window = max(_FEWEST_REQUESTS, math.ceil((_FALSE_TRIP_Z * deviation / surely_won) ** 2))
+    # a healthy stream trips in about one of 10,000 windows
+    window = max(_FEWEST_REQUESTS, math.ceil((3.72 * deviation / surely_won) ** 2))
     rate = math.erfc(surely_won * math.sqrt(window / 2) / deviation) / 2 if deviation > 0 else 0.0
     rule = Fallback(acceptance_length_below=threshold, window_requests=window, false_trip_rate=rate)
     return rule, "requests as long as the recorded ones"

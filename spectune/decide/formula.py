@@ -35,8 +35,7 @@ class FormulaFit:
 
 def fit_formula(settings: Sequence[Setting]) -> list[FormulaFit]:
     """One fit for each draft and temperature; drafts that nothing is accepted of fit α = 0."""
-    groups = groupby(settings, key=lambda setting: (setting.draft, setting.temperature))
-    return [_fit(list(group)) for _, group in groups]
+    return [_fit(list(group)) for _, group in groupby(settings, key=lambda one: (one.draft, one.temperature))]
 
 
 def _fit(group: Sequence[Setting]) -> FormulaFit:

@@ -49,7 +49,7 @@ class Candidate:
     verify_s: float
     overhead_s: float
     round_s: float
-    round_in_plain_steps: float
+    round_in_plain_steps: float  # the tokens of a round at which nothing is gained
     break_even_alpha: float | None
     effective_prompts: float
 

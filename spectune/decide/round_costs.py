@@ -29,11 +29,6 @@ class RoundTimes:
     overhead_s: float
     round_s: float
 
-    @property
-    def round_in_plain_steps(self) -> float:
-        """The tokens of a round at which nothing is gained."""
-        return self.round_s / self.plain_s
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
@@ -41,14 +36,14 @@ class RoundCosts:
 
     plain_s: Floats  # [draws] a plain step
     draft_s: Floats  # [draws, draft steps] drafting in 0, 1, … steps
-    verify_s: Floats  # [draws, n] target forward over 1, 2, … tokens
+    verify_s: Floats  # [draws, n] target forward over 1, 2, … tokens: the last one emitted, and proposals beside it
     overhead_s: Floats  # [draws, draft steps] the loop around them
     catch_up_s: Floats  # [draws] extra draft time after a round whose proposals were all accepted
 
     def round_s(self, draft_steps: Ints, nodes: Ints) -> Floats:  # [draws, shapes]
         """Rounds of so many draft steps and proposals."""
         draft, overhead = (part.take(draft_steps, axis=1) for part in (self.draft_s, self.overhead_s))
-        return np.asarray(draft + self._verified(nodes) + overhead)
+        return np.asarray(draft + self.verify_s.take(nodes, axis=1) + overhead)
 
     def seconds(self, rows: RowCounts) -> Floats:  # [rows]
         """Of the rounds of each text, at the point estimates."""
@@ -57,8 +52,7 @@ class RoundCosts:
 
     def log_speedups(self, rows: RowCounts) -> Floats:  # [draws]
         """Log of pooled speed-up over plain decoding, for each draw."""
-        round_s = self.round_s(rows.draft_steps, rows.nodes)
-        totals = round_s @ rows.by_shape.sum(1) + self.catch_up_s * rows.filled.sum()
+        totals = self.round_s(rows.draft_steps, rows.nodes) @ rows.by_shape.sum(1) + self.catch_up_s * rows.filled.sum()
         return np.asarray(np.log(rows.emitted.sum() * self.plain_s / totals))
 
     def timed(self, plain_step: float, rounds: Floats) -> "RoundCosts":
@@ -79,38 +73,29 @@ class RoundCosts:
         return RoundTimes(
             plain_s=float(self.plain_s[0]),
             draft_s=float(draft @ shares + self.catch_up_s[0] * filled),
-            verify_s=float(self._verified(rows.nodes)[0] @ shares),
+            verify_s=float(self.verify_s[0].take(rows.nodes) @ shares),
             overhead_s=float(overhead @ shares),
             round_s=float(self.seconds(rows).sum()) / rounds,
         )
 
-    def _verified(self, nodes: Ints) -> Floats:  # [draws, shapes]
-        """The last token emitted is verified beside them; the first column is n = 1."""
-        return self.verify_s.take(nodes, axis=1)
-
 
 def round_costs(
-    cells: CostCells,
-    draft: DraftRecord,
-    greedy: bool,
-    measured: Settings,
-    load: Load,
-    fold: Literal[0, 1] | None = None,
+    cells: CostCells, draft: DraftRecord, greedy: bool, asked: Settings, load: Load, fold: Literal[0, 1] | None = None
 ) -> RoundCosts:
     """Point estimates, then one value for each resample; `fold` 0: for each fifth of the samples, 1: for what is left.
 
     Overhead was measured at the main load, at two K: a line through both. Raises: ProfileError where a cell is missing.
     """
-    figure, main = cells.resampled if fold is None else partial(cells.folded, fold), measured.loads[0]
-    overhead = _overhead(figure, cells.rounds("overhead", main, draft.spec, greedy), measured.max_k)
+    figure, main = cells.resampled if fold is None else partial(cells.folded, fold), asked.loads[0]
+    overhead = _overhead(figure, cells.rounds("overhead", main, draft.spec, greedy), asked.max_k)
     plainly = CellKey(part="overhead", tokens=chain(0).verified_tokens, load=main, greedy=greedy, draft_steps=0)
     overhead[:, 0] = figure(plainly)
-    sizes = range(1, chain(measured.max_k).verified_tokens + 1)
+    sizes = range(1, chain(asked.max_k).verified_tokens + 1)
     verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in sizes], axis=1)
     step = figure(CellKey(part="cost_q", tokens=1, load=load, draft=draft.spec))
-    steps, catch_up = np.ones(measured.max_k + 1), np.zeros_like(step)  # one lookup a round, whatever it finds
+    steps, catch_up = np.ones(asked.max_k + 1), np.zeros_like(step)  # one lookup a round, whatever it finds
     if draft.drafting.cost == "step":
-        steps = np.arange(measured.max_k + 1.0)
+        steps = np.arange(asked.max_k + 1.0)
         catch_up = figure(CellKey(part="cost_q", tokens=2, load=load, draft=draft.spec)) - step
     return RoundCosts(
         plain_s=verify[:, 0] + overhead[:, 0],
@@ -126,8 +111,8 @@ def _overhead(figure: Callable[[CellKey], Floats], measured: Sequence[CellKey], 
     knots = calibrating_rounds(measured)
     (low, high), (first, last) = map(_steps, knots), map(figure, knots)
     slope = (last - first) / max(high - low, 1)
-    steps = np.arange(max_steps + 1)
-    return np.maximum(first[:, None] + slope[:, None] * (steps - low), 0.0)  # a line through noise
+    line = first[:, None] + slope[:, None] * (np.arange(max_steps + 1) - low)
+    return np.maximum(line, 0.0)  # it goes through noise
 
 
 def _steps(key: CellKey) -> int:

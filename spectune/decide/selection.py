@@ -17,7 +17,6 @@ from spectune.stats import MIN_EFFECTIVE_PROMPTS, NORMAL, Floats, Interval, max_
 
 MIN_GAIN = 1.05
 _TIE = 0.01
-_USUAL = (1, 2, 4, 8)
 
 Verdict = Literal["speculate", "plain", "insufficient-data"]
 
@@ -48,8 +47,7 @@ def decide(candidates: Sequence[Setting]) -> Decision:
     estimate = cross_fitted_speedup(candidates)
     if low is not None:
         low = min(own.estimate * float(np.exp(-_allowance(best, candidates))), estimate)
-    high = None if own.high is None else max(own.high, estimate)
-    speedup = Interval(estimate=estimate, low=low, high=high)
+    speedup = Interval(estimate=estimate, low=low, high=None if own.high is None else max(own.high, estimate))
     verdict = verdict_of(speedup, best.effective_prompts)
     noisy = bool(speedup.holds(MIN_GAIN)) and bool(np.std(best.spread.costs) > best.spread.prompt_error)
     if verdict == "plain" and noisy:
@@ -129,6 +127,6 @@ def trials(
         here = [setting for setting in fitted if setting.temperature == temperature]
         for spec in specs or [choose(here).draft]:
             best = choose([setting for setting in here if setting.draft == spec]).num_speculative_tokens
-            usual = [] if chosen_only else [k for k in _USUAL if k <= longest]
+            usual = [] if chosen_only else [k for k in (1, 2, 4, 8) if k <= longest]
             choices += [Choice(spec, chain(k), temperature) for k in depths or sorted({*usual, best})]
     return list(dict.fromkeys(choices))

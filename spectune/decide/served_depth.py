@@ -12,8 +12,6 @@ from spectune.profile.costs import CostCells
 from spectune.profile.store import Profile
 from spectune.served.telemetry import Telemetry
 
-_WORTH = 1.01  # times faster; another K must gain what counts
-
 Verdict = Literal["too long", "too short", "right", "plain is faster"]
 
 
@@ -41,9 +39,8 @@ def served_depth(profile: Profile, telemetry: Telemetry, temperature: float, dra
     reached, last = _rates(telemetry)
     settings, k = _settings(profile, temperature, draft), len(reached)
     if k not in settings:
-        raise InsufficientDataError(
-            f"the server runs K = {k}, the profile goes up to {max(settings)}", f"profile with --max-k {k}"
-        )
+        problem = f"the server runs K = {k}, the profile goes up to {max(settings)}"
+        raise InsufficientDataError(problem, f"profile with --max-k {k}")
     reached += [reached[-1] * last**more for more in range(1, max(settings) - k + 1)]
     speedups = {0: 1.0}
     for depth, setting in settings.items():
@@ -73,24 +70,22 @@ def judged(
     try:
         return telemetry, served_depth(profile, telemetry, temperature, draft)
     except InsufficientDataError as error:
-        warning = f"{error.problem}; {error.remedy}"
-        return replace(telemetry, warnings=[*telemetry.warnings, warning]), None
+        return replace(telemetry, warnings=[*telemetry.warnings, f"{error.problem}; {error.remedy}"]), None
 
 
 def _rates(telemetry: Telemetry) -> tuple[list[float], float]:
     """Cumulative acceptance up to the K in use, and the last conditional rate; 0 where some servers leave it out."""
     cumulative, conditional = telemetry.cumulative_acceptance_rate, telemetry.conditional_acceptance_rate
     if not cumulative or not conditional:
-        raise InsufficientDataError(
-            "without acceptance by position K cannot be judged", "give a source that counts by position"
-        )
+        problem = "without acceptance by position K cannot be judged"
+        raise InsufficientDataError(problem, "give a source that counts by position")
     drafts, proposed = telemetry.num_drafts, telemetry.num_draft_tokens
     beyond = max(0, round(proposed / drafts) - len(cumulative)) if drafts and proposed else 0
     return [*cumulative, *[0.0] * beyond], 0.0 if beyond else conditional[-1] or 0.0
 
 
 def _verdict(speedups: Mapping[int, float], k: int, best: int) -> Verdict:
-    if speedups[best] <= (_WORTH if best == 0 else MIN_GAIN) * speedups[k]:
+    if speedups[best] <= (1.01 if best == 0 else MIN_GAIN) * speedups[k]:  # another K must gain what counts
         return "right"
     if best == 0:
         return "plain is faster"
@@ -100,7 +95,6 @@ def _verdict(speedups: Mapping[int, float], k: int, best: int) -> Verdict:
 def _settings(profile: Profile, temperature: float, draft: str | None) -> dict[int, Setting]:
     """By K, at the main load."""
     require_measured(temperature, profile.manifest.settings.temperatures)
-    fitted = fit_settings(profile, CostCells.of(profile.costs))
-    here = [setting for setting in fitted if setting.temperature == temperature]
+    here = [one for one in fit_settings(profile, CostCells.of(profile.costs)) if one.temperature == temperature]
     spec = choose(here).draft if draft is None else draft_record(profile, draft).spec
     return {setting.num_speculative_tokens: setting for setting in here if setting.draft == spec}

@@ -31,14 +31,12 @@ class Diagnosis:
     findings: list[Finding]
 
 
-def diagnose(
-    target: str, draft: str, engine: str, num_speculative_tokens: int | None, settings: Sequence[str]
-) -> Diagnosis:
+def diagnose(target: str, draft: str, engine: str, k: int | None, settings: Sequence[str]) -> Diagnosis:
     """Of models by name, a draft by its SPEC, settings as KEY=VALUE. Raises: ConfigError for what cannot be read."""
     given = {name: value for text in settings for name, value in _named(*_setting(text))}
     served = engine_named(engine)
     named = {served.engine.in_full.get(name, name): value for name, value in given.items()}
-    k, spec = _depth(num_speculative_tokens, named), draft_spec(draft)
+    k, spec = _depth(k, named), draft_spec(draft)
     plan = Plan(
         target=model_facts(target),
         draft=spec,
@@ -53,8 +51,7 @@ def diagnose(
 
 def _findings(plan: Plan, served: EngineVersion) -> list[Finding]:
     settings = _Watched(plan.settings)
-    watched = replace(plan, settings=settings)
-    findings = [finding for check in served.engine.checks for finding in check(watched)]
+    findings = [finding for check in served.engine.checks for finding in check(replace(plan, settings=settings))]
     if unread := sorted(plan.settings.keys() - settings.read - set(CONTEXT)):
         message = f"not looked at: {', '.join(unread)}"
         findings.append(info("unknown-setting", message, "nothing to do, unless it is misspelt"))

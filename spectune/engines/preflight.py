@@ -10,7 +10,7 @@ from spectune.drafting_spec import DraftSpec
 
 CONTEXT = ("max_model_len", "context_length", "max_seq_len", "ctx_size", "c")  # as the engines call it
 TOKENS_APART = "check that such tokens do not occur in your texts"
-_MORE_TOKENS, _HEAD_LAYERS = 1.1, 4
+_HEAD_LAYERS = 4
 # model_type of what vLLM 0.32 serves with heads of its own (vllm/config/speculative.py)
 _MAY_HAVE_HEADS = (
     "bailing", "deepseek", "dots3", "ernie", "exaone", "gemma4", "glm", "hy_v", "inkling", "kimi", "longcat", "mimo",
@@ -79,7 +79,7 @@ def first_difference(plan: Plan) -> Difference | None:
     sizes = "" if len(ours) == len(theirs) else f" ({len(ours)} tokens and {len(theirs)})"
     message = f"the tokenizers differ{sizes}: {texts_at(first, ours.get(first), theirs.get(first))}"
     few, many = sorted((len(ours), len(theirs)))
-    return Difference(message, lacks=not other_texts and many <= _MORE_TOKENS * few)
+    return Difference(message, lacks=not other_texts and many <= 1.1 * few)
 
 
 def vocabulary_finding(plan: Plan, engine: str) -> Finding | None:

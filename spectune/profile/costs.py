@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from spectune.errors import ProfileError
 from spectune.profile.manifest import Load
-from spectune.profile.tables import labels, numbers
-from spectune.stats import median_half_width, steady_seconds
-
-Floats = NDArray[np.float64]
+from spectune.profile.tables import AGAIN, labels, numbers
+from spectune.stats import Floats, median_half_width, steady_seconds
 
 RESAMPLES = 2000
 FOLDS = 5
@@ -23,17 +21,13 @@ FORWARDS = ("cost_p", "cost_q", "reference")
 READING = ("read_p", "read_q")
 """A prompt read by the target, and by a draft: long, hence few samples, and no part of a round."""
 KNOWN_WITHIN = 0.03
-_AGAIN = "run spectune profile again"
-_FEWEST_OF_A_FOLD = 5
 _KEYS = ["part", "draft", "temperature", "draft_steps", "tokens", "batch", "context_tokens"]
-_NAMES = {
+_FORWARD_NAMES = {
     "cost_p": "verify n",
     "cost_q": "draft n",
-    "overhead": "overhead K",
-    "round": "round K",
+    "reference": "reference product n",
     "read_p": "prompt of n",
     "read_q": "prompt of n, draft,",
-    "reference": "reference product n",
 }
 
 
@@ -52,7 +46,8 @@ class CellKey:
     draft_steps: int | None = None
 
     def __str__(self) -> str:
-        name = f"{_NAMES[self.part]} = {self.tokens if self.draft_steps is None else self.draft_steps}"
+        measured = _FORWARD_NAMES.get(self.part, f"{self.part} K")
+        name = f"{measured} = {self.tokens if self.draft_steps is None else self.draft_steps}"
         return f"{name} of {self.draft}" if self.draft else name
 
 
@@ -62,9 +57,6 @@ class Samples:
 
     seconds: Floats
     passes: NDArray[np.int64]
-
-
-Statistic = Callable[[Samples], Floats]
 
 
 class CostCells:
@@ -79,7 +71,7 @@ class CostCells:
         """The cells of a table as schemas.COSTS has it. Raises: ProfileError for costs of several engines or modes."""
         places = set(zip(*(costs[name].to_pylist() for name in ("engine", "mode")), strict=True))
         if len(places) > 1:
-            raise ProfileError(f"the costs are of {len(places)} engines or modes, which do not mix", _AGAIN)
+            raise ProfileError(f"the costs are of {len(places)} engines or modes, which do not mix", AGAIN)
         return CostCells(_samples(costs))
 
     def sizes(self, part: str, load: Load, draft: str | None = None) -> list[int]:
@@ -109,7 +101,7 @@ class CostCells:
         near = [cell for cell in self.samples if replace(cell, tokens=key.tokens) == key]
         return min((len(self.samples[cell].seconds) for cell in near), default=0)
 
-    def interpolated(self, key: CellKey, statistic: Statistic) -> Floats:
+    def interpolated(self, key: CellKey, statistic: Callable[[Samples], Floats]) -> Floats:
         """The cell's own figure where it was measured, else linear in n between the nearest measured ones.
 
         Raises: ProfileError beyond them.
@@ -120,7 +112,7 @@ class CostCells:
         below, above = [n for n in sizes if n < key.tokens], [n for n in sizes if n > key.tokens]
         if not below or not above:
             where = f"batch {key.load.batch} and {key.load.context_tokens} tokens of context"
-            raise ProfileError(f"the profile's costs lack {key} at {where}", _AGAIN)
+            raise ProfileError(f"the profile's costs lack {key} at {where}", AGAIN)
         low, high = below[-1], above[0]
         share = (key.tokens - low) / (high - low)
         ends = [statistic(self.samples[replace(key, tokens=n)]) for n in (low, high)]
@@ -134,19 +126,15 @@ class CostCells:
     @property
     def noisiest(self) -> tuple[CellKey, float]:
         """The cell whose median is known worst."""
-        worst = max(self.half_widths, key=lambda key: self.half_widths[key])
-        return worst, self.half_widths[worst]
+        return max(self.half_widths.items(), key=lambda known: known[1])
 
     def _half_width(self, key: CellKey) -> float:
         plain = self.samples.get(CellKey(part="cost_p", tokens=1, load=key.load))
-        plain_s = 0.0 if plain is None else float(np.median(plain.seconds))
-        return median_half_width(self.samples[key].seconds, plain_s)
+        return median_half_width(self.samples[key].seconds, float(np.median(plain.seconds)) if plain else 0.0)
 
     def scaled(self, factor: float) -> "CostCells":
         """The same cells, all seconds times a factor."""
-        return CostCells(
-            {key: replace(samples, seconds=samples.seconds * factor) for key, samples in self.samples.items()}
-        )
+        return CostCells({key: replace(cell, seconds=cell.seconds * factor) for key, cell in self.samples.items()})
 
     def surface_residuals(self) -> dict[CellKey, float]:
         """How far the line between its neighbours misses each inner cell of cost_p, relative to it."""
@@ -173,23 +161,20 @@ def unsteadiness(costs: pa.Table, over: Literal["nothing", "reference", "plain"]
     count = int(passes.max(initial=-1)) + 1
     if count < FOLDS:
         return float("inf")
-    forwards = parts == "cost_p"
+    fifths, forwards = passes * FOLDS // count, parts == "cost_p"
     judged = forwards & (tokens > 1) if over == "plain" else forwards
     cells = np.array(list(map(str, zip(*(costs[name].to_pylist() for name in _KEYS), strict=True))))
     logs = np.log(np.maximum(numbers(costs["seconds"]), 1e-12))
-    level = _by_fifth(logs, cells, passes, judged, count)
+    level = _by_fifth(logs, cells, fifths, judged)
     if over != "nothing":
         others = forwards & (tokens == 1) if over == "plain" else parts == "reference"
-        level = level - _by_fifth(logs, cells, passes, others, count)
+        level = level - _by_fifth(logs, cells, fifths, others)
     return float(np.std(level, ddof=1))
 
 
-def _by_fifth(
-    logs: Floats, cells: NDArray[np.str_], passes: NDArray[np.int64], chosen: NDArray[np.bool_], count: int
-) -> Floats:
+def _by_fifth(logs: Floats, cells: NDArray[np.str_], fifths: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Floats:
     """[FOLDS] mean over consecutive passes of logs less their own cell's mean."""
-    _, cell = np.unique(cells[chosen], return_inverse=True)
-    fifth = passes[chosen] * FOLDS // count
+    cell, fifth = np.unique(cells[chosen], return_inverse=True)[1], fifths[chosen]
     centred = logs[chosen] - (np.bincount(cell, logs[chosen]) / np.bincount(cell))[cell]
     sums, samples = np.bincount(fifth, centred, FOLDS), np.bincount(fifth, minlength=FOLDS)
     return np.asarray(sums / np.maximum(samples, 1))
@@ -199,39 +184,21 @@ def _samples(costs: pa.Table) -> dict[CellKey, Samples]:
     rows = list(zip(*(costs[name].to_pylist() for name in _KEYS), strict=True))
     places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
     cells, passes = np.array([places[row] for row in rows]), labels(costs["measurement_pass"]).astype(np.int64)
-    forwards = np.isin(labels(costs["part"]), FORWARDS)
-    steady = steady_seconds(numbers(costs["seconds"]), cells, passes, forwards)
-    return {
-        _key(*row): Samples(seconds=steady[cells == place], passes=passes[cells == place])
-        for row, place in places.items()
-    }
-
-
-def _key(
-    part: str,
-    draft: str | None,
-    temperature: float | None,
-    draft_steps: int | None,
-    tokens: int,
-    batch: int,
-    context_tokens: int,
-) -> CellKey:
-    return CellKey(
-        part=part,
-        tokens=tokens,
-        load=Load(batch=batch, context_tokens=context_tokens),
-        draft=draft,
-        greedy=None if temperature is None else temperature == 0.0,
-        draft_steps=draft_steps,
-    )
+    steady = steady_seconds(numbers(costs["seconds"]), cells, passes, np.isin(labels(costs["part"]), FORWARDS))
+    samples = {}
+    for (part, draft, temperature, draft_steps, tokens, batch, context_tokens), place in places.items():
+        load = Load(batch=batch, context_tokens=context_tokens)
+        greedy = None if temperature is None else temperature == 0.0
+        key = CellKey(part=part, tokens=tokens, load=load, draft=draft, greedy=greedy, draft_steps=draft_steps)
+        samples[key] = Samples(seconds=steady[cells == place], passes=passes[cells == place])
+    return samples
 
 
 def _bootstrap(samples: Samples) -> Floats:
     """Cells of as many samples are resampled alike, pass by pass, so that what drift is left stays shared."""
     count = len(samples.seconds)
     draws = np.random.default_rng(count).integers(count, size=(RESAMPLES, count))
-    medians = np.median(samples.seconds[draws], axis=1)
-    return np.concatenate([[np.median(samples.seconds)], medians])
+    return np.concatenate([[np.median(samples.seconds)], np.median(samples.seconds[draws], axis=1)])
 
 
 def _folds(samples: Samples) -> Floats:
@@ -239,7 +206,7 @@ def _folds(samples: Samples) -> Floats:
 
     Too few to give each fold a median of its own: all of them serve everywhere.
     """
-    if len(samples.seconds) < FOLDS * _FEWEST_OF_A_FOLD:
+    if len(samples.seconds) < FOLDS * 5:
         return np.full((FOLDS, 2), np.median(samples.seconds))
     turn = np.argsort(np.argsort(samples.passes, kind="stable"), kind="stable") % FOLDS
     pairs = [(samples.seconds[turn == fold], samples.seconds[turn != fold]) for fold in range(FOLDS)]

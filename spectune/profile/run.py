@@ -49,8 +49,16 @@ def read_run(path: Path | None, options: Mapping[str, Any], tape: Mapping[str, A
 
     Raises: ConfigError naming key and remedy.
     """
+    from pydantic import TypeAdapter, ValidationError
+
     given = {**(_run_file(path) if path else {}), **options}
-    return _checked({**(QUICK if given.get("quick") else {}), **(tape or {}), **given}, path)
+    try:
+        return TypeAdapter(Run).validate_python({**(QUICK if given.get("quick") else {}), **(tape or {}), **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        where = f"run file {path}: {key}" if path else key
+        raise ConfigError(f"{where}: {first['msg'].lower()}", "see spectune profile --help") from error
 
 
 def differences(one: Run, other: Run) -> list[str]:
@@ -75,35 +83,17 @@ def _run_file(path: Path) -> dict[str, Any]:
     try:
         value = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
-        reason = reason_of(error)
-        raise ConfigError(f"run file {path} cannot be read: {reason}", "give a YAML file") from error
+        raise ConfigError(f"run file {path} cannot be read: {reason_of(error)}", "give a YAML file") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).split("\n")[0]
         raise ConfigError(f"run file {path} is not YAML: {reason}", "write lines such as max_k: 8") from error
     if not isinstance(value, dict):
         raise ConfigError(f"run file {path} holds no keys", "write lines such as max_k: 8")
-    options = {_known(str(key).replace("-", "_"), path): item for key, item in value.items()}
-    return {key: [item] if key in _LISTS and not isinstance(item, list) else item for key, item in options.items()}
-
-
-def _known(key: str, path: Path) -> str:
+    options = {str(key).replace("-", "_"): item for key, item in value.items()}
     names = [one.name for one in fields(Run)]
-    if key not in names:
-        near = difflib.get_close_matches(key, names, n=1)
-        raise ConfigError(
-            f"run file {path} has an unknown key {key!r}",
-            f"did you mean {near[0]}?" if near else f"known keys: {', '.join(names)}",
-        )
-    return key
-
-
-def _checked(values: Mapping[str, Any], path: Path | None) -> Run:
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        return TypeAdapter(Run).validate_python(dict(values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        where = f"run file {path}: {key}" if path else key
-        raise ConfigError(f"{where}: {first['msg'].lower()}", "see spectune profile --help") from error
+    for key in options:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(names)}"
+            raise ConfigError(f"run file {path} has an unknown key {key!r}", remedy)
+    return {key: [item] if key in _LISTS and not isinstance(item, list) else item for key, item in options.items()}

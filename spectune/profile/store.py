@@ -24,14 +24,14 @@ from spectune.errors import ProfileError, reason_of
 from spectune.profile import schemas
 from spectune.profile.manifest import Load, Manifest
 from spectune.profile.migration import LEFT_OUT, earlier, migrated, stored_schemas
-from spectune.profile.tables import integers, labels, lengths, read_table, store, write_table
+from spectune.profile.tables import AGAIN, integers, labels, lengths, read_table, store, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MANIFEST = "profile.json"
 UNFINISHED_MARKER = "run.json"
-_AGAIN = "run spectune profile again"
+_Frames = Mapping[str, "pd.DataFrame"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +70,7 @@ class Profile:
         return self.manifest.settings.loads[0]
 
 
-def save_profile(
-    manifest: Mapping[str, Any], tables: Mapping[str, "pd.DataFrame"], directory: Path, log: Path | None = None
-) -> Profile:
+def save_profile(manifest: Mapping[str, Any], tables: _Frames, directory: Path, log: Path | None = None) -> Profile:
     """Write, read back, rename; an earlier profile at `directory` gives way only to a whole one.
 
     `manifest` lacks `tables`, whose digests are computed here. Raises: ProfileError where the target is
@@ -81,16 +79,13 @@ def save_profile(
     require_replaceable(directory)
     with _replacing(directory, "choose another directory with -o") as partial:
         partial.mkdir(parents=True)
-        digests = _write_tables(tables, schemas.MEASURED, partial)
-        _write_manifest({**manifest, "tables": digests}, partial)
+        _write_manifest({**manifest, "tables": _write_tables(tables, schemas.MEASURED, partial)}, partial)
         if log is not None:
             shutil.copyfile(log, partial / "run.log")
     return load_profile(directory)
 
 
-def save_confirmation(
-    directory: Path, confirmation: Mapping[str, Any], tables: Mapping[str, "pd.DataFrame"]
-) -> Profile:
+def save_confirmation(directory: Path, confirmation: Mapping[str, Any], tables: _Frames) -> Profile:
     """Add a confirmation to the profile at `directory`, in place of an earlier one; the rest stays as it is.
 
     `confirmation` is a ConfirmationRecord without its `tables`, which are those of schemas.CONFIRMED. A profile of an
@@ -120,8 +115,7 @@ def _replacing(directory: Path, remedy: str) -> Iterator[Path]:
         load_profile(partial)
         _put_in_place(partial, directory)
     except OSError as error:
-        problem = f"{directory} cannot be written: {reason_of(error)}"
-        raise ProfileError(problem, remedy) from error
+        raise ProfileError(f"{directory} cannot be written: {reason_of(error)}", remedy) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -141,9 +135,7 @@ def _put_in_place(partial: Path, directory: Path) -> None:
             table.unlink()
 
 
-def _write_tables(
-    tables: Mapping[str, "pd.DataFrame"], schemas: Mapping[str, pa.Schema], folder: Path
-) -> dict[str, str]:
+def _write_tables(tables: _Frames, schemas: Mapping[str, pa.Schema], folder: Path) -> dict[str, str]:
     return {name: write_table(tables[name], schema, folder / f"{name}.parquet") for name, schema in schemas.items()}
 
 
@@ -173,48 +165,43 @@ def load_profile(directory: Path) -> Profile:
     Raises: ProfileError with the remedy for whatever is not as written.
     """
     stored = _manifest_object(directory)
-    version = stored.get("schema_version")
-    _require_known(version, directory)
-    assert isinstance(version, int), "a known version"
-    measured, confirmed = stored_schemas(version)
+    measured, confirmed = stored_schemas(_known_version(stored.get("schema_version"), directory))
     with _as_profile_errors(directory):
         record = stored.get("confirmation") or {}
         tables = _read_tables(directory, measured, stored["tables"])
         tables |= _read_tables(directory, confirmed, record["tables"]) if record else {}
         raw, tables = migrated(stored, tables)
         manifest = Manifest.model_validate(raw)
-    profile = Profile(
-        manifest=manifest,
-        **{name: tables[name] for name in schemas.MEASURED},
-        confirmed=Confirmed(**{name.removeprefix("confirmed_"): tables[name] for name in schemas.CONFIRMED})
+    seen = (
+        Confirmed(**{key.removeprefix("confirmed_"): tables[key] for key in schemas.CONFIRMED})
         if manifest.confirmation
-        else None,
+        else None
     )
+    profile = Profile(manifest=manifest, confirmed=seen, **{name: tables[name] for name in schemas.MEASURED})
     specs = [draft.spec for draft in manifest.drafts]
     expected = set(product(specs, profile.tape["continuation"].to_pylist()))
     _require_consistent(directory, expected, profile.tape, profile.acceptance)
-    if seen := profile.confirmed:
+    if seen:
         runs = zip(seen.runs["draft"].to_pylist(), seen.runs["continuation"].to_pylist(), strict=True)
         expected = {*product(specs, seen.plain_continuations), *(run for run in runs if run[0] is not None)}
         _require_consistent(directory, expected, seen.tape, seen.acceptance)
         if set(seen.rounds["run"].to_pylist()) != set(seen.runs["run"].to_pylist()):
-            raise ProfileError(f"{directory}: confirmed runs and rounds do not go together", _AGAIN)
+            raise ProfileError(f"{directory}: confirmed runs and rounds do not go together", AGAIN)
     _require_as_set(directory, profile)
     return profile
 
 
-def _require_known(version: object, directory: Path) -> None:
-    if version == schemas.SCHEMA_VERSION or earlier(version):
-        return
-    problem, reads = f"{directory} has schema version {version}", f"this spectune reads {schemas.SCHEMA_VERSION}"
-    if isinstance(version, int) and version > schemas.SCHEMA_VERSION:
-        raise ProfileError(f"{problem}; {reads}", "upgrade spectune")
-    if isinstance(version, int) and version >= 1:
-        raise ProfileError(
-            f"{directory} is of an older spectune: schema version {version}, this one reads {schemas.SCHEMA_VERSION}",
-            _AGAIN,
-        )
-    raise ProfileError(f"{directory}/{_MANIFEST}: schema_version: {version!r} is none", _AGAIN)
+def _known_version(version: object, directory: Path) -> int:
+    current = schemas.SCHEMA_VERSION
+    if not isinstance(version, int) or version < 1:
+        raise ProfileError(f"{directory}/{_MANIFEST}: schema_version: {version!r} is none", AGAIN)
+    if version > current:
+        problem = f"{directory} has schema version {version}; this spectune reads {current}"
+        raise ProfileError(problem, "upgrade spectune")
+    if version < current and not earlier(version):
+        problem = f"{directory} is of an older spectune: schema version {version}, this one reads {current}"
+        raise ProfileError(problem, AGAIN)
+    return version
 
 
 @contextmanager
@@ -225,15 +212,13 @@ def _as_profile_errors(directory: Path) -> Iterator[None]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ProfileError(f"{directory}/{_MANIFEST}: {where}: {first['msg'].lower()}", _AGAIN) from error
+        raise ProfileError(f"{directory}/{_MANIFEST}: {where}: {first['msg'].lower()}", AGAIN) from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise ProfileError(f"{directory}/{_MANIFEST} lacks what belongs there: {error}", _AGAIN) from error
+        raise ProfileError(f"{directory}/{_MANIFEST} lacks what belongs there: {error}", AGAIN) from error
 
 
-def _read_tables(directory: Path, tables: Mapping[str, pa.Schema], digests: Mapping[str, str]) -> dict[str, pa.Table]:
-    return {
-        name: read_table(directory / f"{name}.parquet", schema, digests.get(name)) for name, schema in tables.items()
-    }
+def _read_tables(folder: Path, tables: Mapping[str, pa.Schema], digests: Mapping[str, str]) -> dict[str, pa.Table]:
+    return {name: read_table(folder / f"{name}.parquet", schema, digests.get(name)) for name, schema in tables.items()}
 
 
 def _manifest_object(directory: Path) -> dict[str, Any]:
@@ -246,12 +231,11 @@ def _manifest_object(directory: Path) -> dict[str, Any]:
         problem = f"{directory} is not a profile: no {_MANIFEST}"
         raise ProfileError(problem, "give the directory of a profile") from error
     except OSError as error:
-        problem = f"{path} cannot be read: {reason_of(error)}"
-        raise ProfileError(problem, "give the directory of a profile") from error
+        raise ProfileError(f"{path} cannot be read: {reason_of(error)}", "give the directory of a profile") from error
     except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{path} is not valid JSON (cut short?): {error}", _AGAIN) from error
+        raise ProfileError(f"{path} is not valid JSON (cut short?): {error}", AGAIN) from error
     if not isinstance(value, dict):
-        raise ProfileError(f"{path} is not a JSON object", _AGAIN)
+        raise ProfileError(f"{path} is not a JSON object", AGAIN)
     return value
 
 
@@ -279,20 +263,16 @@ def _require_as_set(directory: Path, profile: Profile) -> None:
     recorded = set(profile.tape["temperature"].unique().to_pylist())
     if recorded != set(settings.temperatures) or max(verified, default=0) != chain(settings.max_k).verified_tokens:
         problem = f"{directory}/{_MANIFEST}: its settings are not those that the tables were measured with"
-        raise ProfileError(problem, _AGAIN)
+        raise ProfileError(problem, AGAIN)
 
 
 def _require_consistent(directory: Path, expected: set[tuple[str, int]], tape: pa.Table, evidence: pa.Table) -> None:
     """There is evidence for these drafts on these continuations, of the same length."""
-    continuations, specs, rows = (
-        labels(column) for column in (tape["continuation"], evidence["draft"], evidence["continuation"])
-    )
-    written, told = (
-        dict(zip(continuations, integers(tape["tokens"]).tolist(), strict=True)),
-        list(zip(specs, rows, strict=True)),
-    )
+    specs, rows = labels(evidence["draft"]), labels(evidence["continuation"])
+    written = dict(zip(labels(tape["continuation"]), integers(tape["tokens"]).tolist(), strict=True))
+    told = list(zip(specs, rows, strict=True))
     if set(told) != expected or len(told) != len(expected) or not {row for _, row in expected} <= written.keys():
-        raise ProfileError(f"{directory}: tape and acceptance do not hold the same continuations", _AGAIN)
+        raise ProfileError(f"{directory}: tape and acceptance do not hold the same continuations", AGAIN)
     _require_whole(directory, tape, ("token_ids", "logprobs"), integers(tape["tokens"]))
     names = ("draft_logprobs", "argmax_hits", "ranks", "proposed_tokens", "matched_tokens", "start_ranks")
     _require_whole(directory, evidence, names, np.array([written[continuation] for continuation in rows]))
@@ -300,8 +280,7 @@ def _require_consistent(directory: Path, expected: set[tuple[str, int]], tape: p
 
 def _require_whole(directory: Path, table: pa.Table, names: Iterable[str], tokens: NDArray[np.int64]) -> None:
     for name in names:
-        there = labels(table[name].is_valid()).astype(np.bool_)
-        wrong = there & (lengths(table[name]) != tokens)
+        wrong = labels(table[name].is_valid()).astype(np.bool_) & (lengths(table[name]) != tokens)
         if wrong.any():
             row = labels(table["continuation"])[wrong][0]
-            raise ProfileError(f"{directory}: {name} of continuation {row} has another length", _AGAIN)
+            raise ProfileError(f"{directory}: {name} of continuation {row} has another length", AGAIN)

@@ -18,7 +18,7 @@ from spectune.errors import ProfileError
 if TYPE_CHECKING:
     import pandas as pd
 
-_AGAIN = "run spectune profile again"
+AGAIN = "run spectune profile again"
 
 
 def to_arrow(frame: "pd.DataFrame", schema: pa.Schema) -> pa.Table:
@@ -42,15 +42,15 @@ def read_table(path: Path, schema: pa.Schema, digest: str | None) -> pa.Table:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ProfileError(f"{path.parent} lacks {path.name}", _AGAIN) from error
+        raise ProfileError(f"{path.parent} lacks {path.name}", AGAIN) from error
     if hashlib.sha256(data).hexdigest() != digest:
-        raise ProfileError(f"{path} is cut short or was changed: its digest is not the recorded one", _AGAIN)
+        raise ProfileError(f"{path} is cut short or was changed: its digest is not the recorded one", AGAIN)
     try:
         table = pq.ParquetFile(pa.BufferReader(data)).read()  # pq.read_table would import pandas
     except pa.ArrowException as error:
-        raise ProfileError(f"{path} is not parquet: {error}", _AGAIN) from error
+        raise ProfileError(f"{path} is not parquet: {error}", AGAIN) from error
     if not table.schema.equals(schema):
-        raise ProfileError(f"{path} has other columns than this version of spectune writes", _AGAIN)
+        raise ProfileError(f"{path} has other columns than this version of spectune writes", AGAIN)
     _require_finite(table, path)
     return table
 
@@ -60,7 +60,7 @@ def _require_finite(table: pa.Table, path: Path) -> None:
         column = table.column(field.name)
         flat = pc.list_flatten(column) if pa.types.is_list(field.type) else column
         if pa.types.is_floating(flat.type) and not pc.all(pc.is_finite(flat.drop_null()), min_count=0).as_py():
-            raise ProfileError(f"{path}: {field.name} holds NaN or infinity", _AGAIN)
+            raise ProfileError(f"{path}: {field.name} holds NaN or infinity", AGAIN)
 
 
 def rows_where(table: pa.Table, **values: Any) -> pa.Table:

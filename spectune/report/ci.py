@@ -8,7 +8,6 @@ from spectune.decide.check import Check, Finding, Status
 from spectune.decide.metrics import METRICS
 from spectune.report.markdown import table
 
-_HOPELESS = 40.0  # times the data
 _LEVELS = {"regressed": "error", "too-noisy": "warning"}
 
 
@@ -37,7 +36,7 @@ def status_text(finding: Finding) -> str:
 
 def remedy(finding: Finding) -> str:
     """What would settle a figure that is too noisy: costs differ more between runs than within, so more runs."""
-    if finding.more is None or finding.more > _HOPELESS:
+    if finding.more is None or finding.more > 40:  # times the data: hopeless
         return "profile both again on a quiet machine, or compare --only acceptance"
     if finding.part == "acceptance":
         return f"{finding.more:.1f} times the prompts would settle it"
@@ -59,8 +58,7 @@ def headline(check: Check) -> str:
         for finding in deciding:
             if finding.status == "too-noisy":
                 noisy.setdefault(remedy(finding), {})[name_of(finding)] = None
-        told = (f"{', '.join(names)}: {settles}" for settles, names in noisy.items())
-        return f"Too noisy to tell: {'; '.join(told)}"
+        return "Too noisy to tell: " + "; ".join(f"{', '.join(names)}: {settles}" for settles, names in noisy.items())
     better = _listed(deciding, "improved")
     return f"Fine; improved: {better}" if better else "Fine: no figure regressed"
 

@@ -18,7 +18,6 @@ _DARK = dict(zip((_PAPER, _INK, _SOFT, _GRID, *_COLOURS), (
     "#0d1117", "#f0f6fc", "#9198a1", "#262c36", "#58a6ff", "#f0883e", "#56d364", "#bc8cff", "#f778ba", "#adbac7",
 ), strict=True))  # fmt: skip
 _STROKES = ("-", "--", ":")  # each colour once solid, then dashed
-_LONGEST_NAME = 72
 _PARTS = {"verify_s": "verify: the target over K + 1 tokens", "draft_s": "draft", "overhead_s": "the loop around them"}
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "spectune", "text.parse_math": False, "font.family": "sans-serif",
@@ -57,11 +56,8 @@ def _svg(figure: "Figure") -> str:
     """A reader's dark ground takes each colour for its dark twin."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
-    twins = (
-        f'[style*="{kind}: {light}"]{{{kind}:{dark}!important}}'
-        for light, dark in _DARK.items()
-        for kind in ("fill", "stroke")
-    )
+    rule = '[style*="{0}: {1}"]{{{0}:{2}!important}}'  # fill or stroke, light, dark
+    twins = (rule.format(kind, *colours) for colours in _DARK.items() for kind in ("fill", "stroke"))
     style = f"<style>@media(prefers-color-scheme:dark){{{''.join(twins)}}}</style>"
     return text.getvalue().replace("<defs>", f"<defs>\n  {style}", 1)
 
@@ -170,7 +166,7 @@ def _measured(recommendation: Recommendation) -> list[ConfirmedSetting]:
     return [setting for setting in decoded if setting.temperature == recommendation.temperature]
 
 
-def _short(name: str, longest: int = _LONGEST_NAME) -> str:
+def _short(name: str, longest: int = 72) -> str:
     """The end of a long name: of a path, that tells most."""
     return name if len(name) <= longest else "…" + name[1 - longest :]
 
@@ -192,8 +188,5 @@ def deepest(series: Sequence[Candidate]) -> Candidate:
 
 def by_draft(recommendation: Recommendation) -> Mapping[str, list[Candidate]]:
     """The candidates at the headline's temperature, a list for each draft."""
-    drafts: dict[str, list[Candidate]] = {}
-    for candidate in recommendation.candidates:
-        if candidate.temperature == recommendation.temperature:
-            drafts.setdefault(candidate.draft, []).append(candidate)
-    return drafts
+    here = [c for c in recommendation.candidates if c.temperature == recommendation.temperature]
+    return {draft: [c for c in here if c.draft == draft] for draft in dict.fromkeys(c.draft for c in here)}

@@ -35,7 +35,6 @@ _REMOVED = {
     "spec_ngram_size_m": "--spec-ngram-simple-size-m",
     "spec_ngram_min_hits": "--spec-ngram-simple-min-hits",
 }
-_TELLING_MEAN = 1.2
 _ROUNDED = "drafts follow from a rounded mean in the log"
 _LINE = re.compile(
     r"draft acceptance(?: rate)? = +([0-9.]+) \( *([0-9]+) accepted / *([0-9]+) generated\)"
@@ -163,7 +162,7 @@ def counts_of_line(line: str) -> Counts | None:
     rates = [number(rate) for rate in re.findall(r"[0-9.]+", told[5] or "")] if drafts else []
     if drafts and rates and mean is not None:  # a mean near 1 says little, told to two decimals
         at_least = math.ceil(proposed / len(rates))
-        drafts = max(drafts, at_least) if mean > _TELLING_MEAN else at_least
+        drafts = max(drafts, at_least) if mean > 1.2 else at_least
     counts = Counts(proposed=proposed, accepted=accepted, length=mean)
     if drafts is None:
         return counts
