@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import signal
 import sys
 from typing import Annotated
 
@@ -54,8 +55,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without the characters is no reason to fail
+    signal.signal(signal.SIGTERM, _stop)
     code = run(sys.argv[1:])
     sys.exit(_flushed() or code)
+
+
+def _stop(number: int, frame: object) -> None:
+    """A scheduler's way to interrupt: as Ctrl-C, so that what is kept is told."""
+    del number, frame
+    raise KeyboardInterrupt
 
 
 def _flushed() -> int:

@@ -102,5 +102,5 @@ def exported_config(
         return engine_config(named, engine, folder)
     if recommendation.verdict == "speculate":
         return recommended_config(recommendation, engine, folder)
-    config = engine_config(replace(best_speculation(recommendation), draft=None), engine, folder)
+    config = engine_config(replace(best_speculation(recommendation), draft=None, notes=[]), engine, folder)
     return replace(config, notes=[verdict, *config.notes])

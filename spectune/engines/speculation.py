@@ -12,6 +12,7 @@ from spectune.errors import ConfigError
 FOLDER = "\0"
 """Stands in a config's text before the name of a file that it reads, for the folder where that is."""
 
+_SELDOM = 0.25  # of all rounds
 _WORTH_SAMPLING = 1.01
 _ON_THE_HUB = {EMBEDDED: EMBEDDED_ON_THE_HUB}
 
@@ -65,7 +66,8 @@ def best_speculation(recommendation: Recommendation, methods: Sequence[str] | No
         if able:
             note = f"no schedule by batch: it was decided for {best.draft} only"
             notes = [note] if len(recommendation.by_batch) > 1 else []
-            return replace(_of(recommendation, _fastest(able)), instead_of=best.draft, notes=notes)
+            stand_in = _of(recommendation, _fastest(able))
+            return replace(stand_in, instead_of=best.draft, notes=[*stand_in.notes, *notes])
     schedule = recommendation.by_batch if recommendation.verdict == "speculate" else []
     return replace(_of(recommendation, best), schedule=schedule, lengths=recommendation.acceptance_length_by_rule)
 
@@ -126,8 +128,22 @@ def _of(recommendation: Recommendation, candidate: Candidate) -> Speculation:
         temperature=recommendation.temperature,
         top_p=applies.top_p,
         top_k=applies.top_k,
-        dtype=applies.dtype,
+        dtype=applies.dtype if applies.device.startswith("cuda") else "auto",  # the checkpoint's: a CPU's is its own
         schedule=[],
         lengths=dict.fromkeys(rules, candidate.acceptance_length.estimate),
         padded=candidate.draft in recommendation.padded_drafts,
+        notes=[_chosen_by(recommendation, candidate)],
     )
+
+
+def _chosen_by(recommendation: Recommendation, candidate: Candidate) -> str:
+    """What its K rests on, and which are worth a try where costs are others: up to where proposals are seldom used."""
+    same = [
+        c for c in recommendation.candidates if (c.draft, c.temperature) == (candidate.draft, candidate.temperature)
+    ]
+    rates = max(same, key=lambda c: c.num_speculative_tokens).cumulative_acceptance_rate
+    most = max(sum(rate is not None and rate >= _SELDOM for rate in rates), 1)
+    alone = f"{max(most // 2, 1)} to {most}" if most > 1 else "1"
+    applies = recommendation.applies_to
+    where = f"{applies.device}, {applies.dtype}"
+    return f"K was chosen by costs on {where}; by acceptance alone K = {alone} may suit the engine"

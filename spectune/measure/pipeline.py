@@ -19,7 +19,7 @@ from spectune.measure.acceptance import acceptance_table
 from spectune.measure.cost import CostSettings, cost_table
 from spectune.measure.environment import environment, other_work
 from spectune.measure.preparation import Prepared, ProfileRequest, check_run, prepare
-from spectune.measure.recording import batches
+from spectune.measure.recording import batches, rows_per_shard
 from spectune.measure.shards import Shards, left_behind, require_same_run
 from spectune.measure.tape import continuations, held_out_table, repeating_rows, tape_table, without_text
 from spectune.profile import schemas
@@ -60,16 +60,11 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
         return there
     if shards.resumed:
         progress.say("going on with what an interrupted run of these settings has finished")
-    with _timed("record"):
-        tape = _tape(request.run, prepared, shards, progress)
-    with _timed("replay"):
-        texts = continuations(tape, prepared.samplings)
-        acceptance = acceptance_table(prepared.target, prepared.drafts, texts, request.run.max_k, progress, shards)
-    settings = _cost_settings(request.run, prepared, tape)
-    with _timed("costs"):
-        costs = shards.kept(
-            "costs", schemas.COSTS, lambda: cost_table(prepared.timed, prepared.drafts, settings, progress)
-        )
+    try:
+        tape, acceptance, settings, costs = _measured(request.run, prepared, shards, progress)
+    except KeyboardInterrupt:
+        progress.say(shards.told())
+        raise
     manifest = _manifest(request, prepared, tape, settings, costs)
     tables = {"tape": tape, "acceptance": acceptance, "costs": costs, "held_out": held_out_table(prepared.held_out)}
     if request.run.no_text:
@@ -77,6 +72,23 @@ def measure_profile(request: ProfileRequest, progress: Progress, run_log: Path |
     saved = save_profile(manifest, tables, request.output, run_log)
     shards.discard()
     return saved
+
+
+def _measured(
+    run: Run, prepared: Prepared, shards: Shards, progress: Progress
+) -> tuple[pd.DataFrame, pd.DataFrame, CostSettings, pd.DataFrame]:
+    """The tape, drafts' evidence on it, and costs with what they were measured at."""
+    with _timed("record"):
+        tape = _tape(run, prepared, shards, progress)
+    with _timed("replay"):
+        texts = continuations(tape, prepared.samplings)
+        acceptance = acceptance_table(prepared.target, prepared.drafts, texts, run.max_k, progress, shards)
+    settings = _cost_settings(run, prepared, tape)
+    with _timed("costs"):
+        costs = shards.kept(
+            "costs", schemas.COSTS, lambda: cost_table(prepared.timed, prepared.drafts, settings, progress)
+        )
+    return tape, acceptance, settings, costs
 
 
 def _settled_dtype(there: Profile | None, request: ProfileRequest) -> str | None:
@@ -146,7 +158,7 @@ def _tape(run: Run, prepared: Prepared, shards: Shards, progress: Progress) -> p
     progress.start("record", len(prompts) * copies * run.max_new_tokens, "tokens")
     limited = run.max_new_tokens == run.limit_tokens
     parts = []
-    for number, chosen in enumerate(batches(prompts, copies)):
+    for number, chosen in enumerate(batches(prompts, copies, _rows(prepared, run))):
         name = f"tape-{number:05d}"
         if shards.has(name):
             progress.advance(len(chosen) * copies * run.max_new_tokens)
@@ -164,6 +176,10 @@ def _tape(run: Run, prepared: Prepared, shards: Shards, progress: Progress) -> p
             )
         )
     return pd.concat(parts).sort_values("continuation", ignore_index=True)
+
+
+def _rows(prepared: Prepared, run: Run) -> int:
+    return rows_per_shard(prepared.timed.device, run.max_new_tokens)
 
 
 def _recorded_before(directory: Path, run: Run, prepared: Prepared) -> pd.DataFrame:
@@ -274,7 +290,7 @@ def _notices(
     prepared: Prepared, tape: pd.DataFrame, repeating: dict[str, int], costs: pd.DataFrame, run: Run
 ) -> list[Notice]:
     per_temperature = len(tape) // len(prepared.samplings)
-    found = [*prepared.workload.notices, *prepared.notices, *_random_looking(tape), *_halved(tape, prepared)]
+    found = [*prepared.workload.notices, *prepared.notices, *_random_looking(tape), *_halved(tape, prepared, run)]
     for temperature, count in repeating.items():
         if count > _MANY_REPEATS * per_temperature:
             message = f"{count} of {per_temperature} continuations at T = {temperature} repeat an 8-gram"
@@ -305,10 +321,11 @@ def _random_looking(tape: pd.DataFrame) -> list[Notice]:
     return [Notice(code="random", message=message, advice="profile with text that your users send")]
 
 
-def _halved(tape: pd.DataFrame, prepared: Prepared) -> list[Notice]:
+def _halved(tape: pd.DataFrame, prepared: Prepared, run: Run) -> list[Notice]:
     """Texts that were recorded in smaller batches than meant."""
     copies = len(prepared.samplings)
-    meant = {index: len(chosen) * copies for chosen in batches(prepared.prompts, copies) for index in chosen}
+    together = batches(prepared.prompts, copies, _rows(prepared, run))
+    meant = {index: len(chosen) * copies for chosen in together for index in chosen}
     count = int((tape["batch_rows"] < (tape["continuation"] // copies).map(meant)).sum())
     if not count:
         return []

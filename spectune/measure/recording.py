@@ -17,6 +17,7 @@ from spectune.models.scoring import left_padded, out_of_memory_as_device_error, 
 
 ROWS_PER_BATCH = 64
 _SURPRISE_TOKENS = 64
+_SHARD_TOKENS, _FEWEST_ROWS = 4096, 16
 
 
 def record_tape(
@@ -39,6 +40,13 @@ def record_tape(
         for place, index in enumerate(chosen):
             found[index] = rows[place * len(samplings) : (place + 1) * len(samplings)]
     return [row for index in range(len(prompts)) for row in found[index]]
+
+
+def rows_per_shard(device: torch.device, max_new_tokens: int) -> int:
+    """Rows recorded before they are kept: on a CPU fewer of long texts, which take long there either way."""
+    if device.type != "cpu":
+        return ROWS_PER_BATCH
+    return min(ROWS_PER_BATCH, max(_FEWEST_ROWS, _SHARD_TOKENS // max_new_tokens))
 
 
 def batches(prompts: Sequence[TapePrompt], copies: int, rows_per_batch: int = ROWS_PER_BATCH) -> list[list[int]]:

@@ -77,6 +77,17 @@ class Shards:
         except (OSError, pa.ArrowException):
             return False
 
+    def told(self) -> str:
+        """What is kept so far, in a line."""
+        kept = [file.stem.partition("-")[0] for file in self._folder.glob("*.parquet")]
+        names = {"tape": "texts", "evidence": "evidence", "costs": "costs"}
+        parts = [
+            f"{name} in {kept.count(part)} file{'s'[: kept.count(part) > 1]}"
+            for part, name in names.items()
+            if part in kept
+        ]
+        return f"kept: {', '.join(parts)}" if parts else "nothing is kept yet: texts are kept batch by batch"
+
     def discard(self) -> None:
         """Nothing is left to go on with."""
         shutil.rmtree(self._folder, ignore_errors=True)

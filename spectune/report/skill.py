@@ -11,7 +11,7 @@ from spectune.report import sections
 from spectune.report.markdown import block, bullets, table
 from spectune.report.verification import values
 
-_CANDIDATES, _ROWS, _WARNINGS, _CONFIRMED, _REASONS = 4, 7, 3, 4, 8  # at most, of each
+_CANDIDATES, _ROWS, _WARNINGS, _CONFIRMED, _REASONS = 4, 6, 3, 4, 6  # at most, of each
 
 
 def skill_markdown(

@@ -3,21 +3,26 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from spectune.cli import show as terminal
 from spectune.cli.app import run
 from spectune.decide.plan import recommend
 from spectune.measure.cost import CostSettings, cost_table
+from spectune.measure.recording import rows_per_shard
 from spectune.models.sampling import Sampling
 from spectune.profile.manifest import Load
 from spectune.profile.run import Run, differences
 from spectune.profile.store import UNFINISHED_MARKER, unfinished_folder
+from spectune.report.sections import fallback
 from spectune.stats import Interval
-from tests.checkpoints import save_checkpoint
+from tests.checkpoints import WORDS, save_checkpoint
 from tests.profiles import decoded, make_profile
 from tests.toys import SilentProgress, tiny_pair
 
@@ -202,3 +207,53 @@ def test_writing_is_tried_before_decoding(tmp_path, capsys, monkeypatch) -> None
     monkeypatch.setattr("tempfile.TemporaryDirectory", refusing)
     assert run(["confirm", str(tmp_path / "p")]) == 2
     assert f"nothing can be written in {tmp_path / 'p'}: permission denied" in capsys.readouterr().err
+
+
+def test_a_scheduler_that_ends_a_run_is_told_what_is_kept(tmp_path) -> None:
+    """SIGTERM is as Ctrl-C: in the middle of recording nothing whole is there yet."""
+    target = save_checkpoint(tmp_path / "target")
+    (tmp_path / "w.txt").write_text("\n".join(" ".join(WORDS[i : i + 6]) for i in range(16)))
+    options = ["--target", target, "--draft", "ngram", "--workload", str(tmp_path / "w.txt"), "--dtype", "float32"]
+    command = [sys.executable, "-m", "spectune", "profile", *options, "--budget-s", "600", "-o", str(tmp_path / "p")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+        lines = iter(ran.stderr.readline, "")
+        assert any("replay took" in line for line in lines)
+        ran.terminate()
+        rest = ran.stderr.read()
+    assert ran.returncode == 130
+    assert re.search(r"kept: texts in 1 file, evidence in \d files?", rest)
+    assert rest.splitlines()[-2:] == [
+        "error: interrupted",
+        "try:   the same command again; a profile goes on from what is finished",
+    ]
+
+
+def test_rows_are_kept_more_often_where_texts_are_long_and_slow() -> None:
+    rows = {length: rows_per_shard(torch.device("cpu"), length) for length in (48, 64, 128, 256, 4096)}
+    assert rows == {48: 64, 64: 64, 128: 32, 256: 16, 4096: 16}
+    assert rows_per_shard(torch.device("cuda"), 4096) == 64
+
+
+def test_a_fallback_rule_is_of_this_loop_and_has_a_window_of_a_sane_size(tmp_path) -> None:
+    profile = make_profile(tmp_path / "p", {0.0: 0.95}, end="limit")
+    answer = recommend(profile)
+    assert answer.fallback.window_requests >= 20
+    text = fallback(answer)
+    assert "spectune's own loop on cpu" in text
+    assert "0.00000" not in text
+
+
+def test_export_says_what_chose_k_and_leaves_the_type_to_the_checkpoint(tmp_path, capsys) -> None:
+    make_profile(tmp_path / "p", {0.0: 0.85})
+    assert run(["export", str(tmp_path / "p"), "--engine", "vllm"]) == 0
+    said = capsys.readouterr().out
+    assert "K was chosen by costs on cpu, float32; by acceptance alone K = 2 to 4 may suit the engine" in said
+    assert "--dtype" not in said
+
+
+def test_a_budget_that_cannot_hold_is_said_before(tmp_path, capsys, monkeypatch) -> None:
+    target = save_checkpoint(tmp_path / "target")
+    monkeypatch.setattr("spectune.measure.estimate.USUAL_WARM_UP_PASSES", 10**7)
+    for budget, told in (("1", True), ("1e9", False)):
+        assert run(["profile", "--target", target, "--budget-s", budget, "-o", str(tmp_path / "p"), "--dry-run"]) == 0
+        assert ("costs take that long at least, whatever --budget-s" in capsys.readouterr().out) == told

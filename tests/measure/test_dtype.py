@@ -79,6 +79,7 @@ def test_what_was_settled_is_kept(tmp_path, monkeypatch, capsys) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("spectune.measure.pipeline.cost_table", interrupted)
         assert run(command) == 130
+        assert "kept: texts in 1 file, evidence in 1 file" in capsys.readouterr().err
     monkeypatch.setattr(preparation, "fastest_in", interrupted)  # from here on nothing may be timed anew
     assert run(command) == 0
     assert "going on with what an interrupted run" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_costs_at_other_loads(models, workload, tmp_path, capsys) -> None:
     fitted = fitted_settings(saved, saved.manifest.settings.loads)
     assert {(s.load.batch, s.load.context_tokens) for s in fitted} == set(loads)
     assert run(["recommend", str(output), "-o", str(tmp_path / "s.md")]) in (0, 4)
-    assert "## By load" in (tmp_path / "s.md").read_text()
+    assert "| batch 3, context 40 |" in (tmp_path / "s.md").read_text()
 
 
 @pytest.mark.parametrize(
