@@ -10,6 +10,7 @@ def small_reference_product() -> Iterator[None]:
     """As small as the models of the tests: timing the real one would take most of their time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spectune.measure.cost._REFERENCE_WIDTH", 128)
+        patch.setattr("spectune.measure.probe._COLD_BYTES", 128)
         yield
 
 

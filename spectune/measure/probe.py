@@ -21,7 +21,7 @@ from spectune.models.scoring import repeatable_forwards
 
 _LAYERS = (1, 4)
 _CONTEXT_TOKENS, _TIMES, _WARM_UP = 32, 6, 1
-_COLD_BYTES = 2**28  # more than caches hold
+_COLD_BYTES = 2**27  # more than caches hold
 _LENGTHS = (2, 5)  # of recorded texts
 
 

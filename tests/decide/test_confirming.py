@@ -22,7 +22,7 @@ DRAFT_S, VERIFY_S, OVERHEAD_S = 0.02, 0.105, 0.002
 MEAN, CONCENTRATION = 0.6, 2.0  # of the prompts' acceptance, a Beta
 ANOTHER_TIME = 0.015  # what a round over a plain step is off by at any one time: standard deviation of logs
 NOISE = 0.06  # of one forward or round
-SIMULATED = 25  # profiles of each kind
+SIMULATED = 15  # profiles of each kind
 
 
 @dataclass(frozen=True)

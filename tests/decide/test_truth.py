@@ -50,7 +50,7 @@ def test_a_healthy_stream_seldom_trips_the_fallback_rule(tmp_path, temperature) 
     profile = make_profile(tmp_path / "p", {temperature: 0.75}, prompts=60, end="limit")
     rule = recommend(profile).fallback
     assert rule is not None
-    assert 0 < rule.false_trip_rate <= 1.05e-4
+    assert 0 <= rule.false_trip_rate <= 1.05e-4
     assert trips(rule, alpha=0.75, windows=20_000) <= 20 * rule.false_trip_rate
     assert trips(rule, alpha=0.05, windows=200) == 1.0  # and a draft gone bad does trip it
 

@@ -27,7 +27,7 @@ def test_it_goes_all_the_way(output, tmp_path, capsys) -> None:
     evidence = load_profile(output_path := tmp_path / "p").acceptance
     assert set(evidence["draft"].to_pylist()) == {"fixed"}
     assert run(["confirm", output, "--prompts", "2", "--max-new-tokens", "8"]) == 0
-    rounds = load_profile(output_path).confirmed.runs.to_pandas()
+    rounds = rounds_of(load_profile(output_path))
     assert (rounds.loc[rounds["draft"] == "fixed", "proposed"] > 0).all()
     capsys.readouterr()
     assert run(["recommend", output, "-o", str(tmp_path / "skill.md"), "--json"]) in (0, 4)
@@ -38,11 +38,15 @@ def test_it_goes_all_the_way(output, tmp_path, capsys) -> None:
     assert "vLLM has no fixed drafting" in capsys.readouterr().out
 
 
+def rounds_of(profile):
+    return profile.confirmed.rounds.to_pandas().merge(profile.confirmed.runs.to_pandas(), on="run")
+
+
 def test_replay_takes_the_rounds_of_real_decoding(output, tmp_path) -> None:
     assert run(["confirm", output, "--temperature", "0", "-k", "1", "-k", "2"]) == 0
     profile = load_profile(tmp_path / "p")
-    evidence, runs = confirmed_evidence(profile)["fixed", 0.0], profile.confirmed.runs.to_pandas()
+    evidence, rounds = confirmed_evidence(profile)["fixed", 0.0], rounds_of(profile)
     for k in (1, 2):
-        rows = runs[(runs["draft"] == "fixed") & (runs["depth"] == k)]
-        assert whole_texts(evidence, k, 16)[0].rounds.tolist() == rows["rounds"].tolist()
-        assert (rows["proposed"] == k * rows["rounds"]).all()
+        own = rounds[(rounds["draft"] == "fixed") & (rounds["depth"] == k)]
+        assert whole_texts(evidence, k, 16)[0].rounds.tolist() == own.groupby("run").size().tolist()
+        assert (own["proposed"] == k).all()
