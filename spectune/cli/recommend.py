@@ -110,6 +110,7 @@ def _verified(path: Path, now: dict[str, str]) -> int:
 
 
 def _summary(decided: "Recommendation", directory: Path) -> str:
+    from spectune.decide.selection import IN_WORDS
     from spectune.report.markdown import interval_text
     from spectune.report.sections import headline
 
@@ -120,7 +121,7 @@ def _summary(decided: "Recommendation", directory: Path) -> str:
         predicted = interval_text(decoded.predicted, "×")
         real = f"decoded for real: {interval_text(decoded.measured, '×')}, predicted {predicted} for such a run"
     lines = [headline(decided)]
-    lines += [f"at T = {a.temperature:g}: {a.verdict}, best {a.speedup.estimate:.2f}×" for a in others]
+    lines += [f"at T = {a.temperature:g}: {IN_WORDS[a.verdict]}, best {a.speedup.estimate:.2f}×" for a in others]
     if rule:
         below = f"when tokens/round stay below {rule.acceptance_length_below:.2f} over {rule.window_requests} requests"
         lines.append(f"fall back to plain {below}")

@@ -8,7 +8,7 @@ from spectune.decide.fit import Setting
 from spectune.decide.formula import FormulaFit
 from spectune.decide.recommendation import Candidate, LoadAnswer
 from spectune.decide.requests import WholeRequests
-from spectune.decide.selection import MIN_GAIN, Decision
+from spectune.decide.selection import IN_WORDS, MIN_GAIN, Decision
 from spectune.drafting_spec import Method
 from spectune.profile.manifest import Notice
 from spectune.stats import FEW_EFFECTIVE_PROMPTS, MIN_EFFECTIVE_PROMPTS
@@ -82,7 +82,8 @@ def _flips(answers: Sequence[LoadAnswer], axis: str) -> Iterator[str]:
         for before, after in pairwise(line):
             if before.verdict != after.verdict:
                 low, high = place(before)[1], place(after)[1]
-                yield f"between {axis} {low} ({before.verdict}) and {high} ({after.verdict}) it turns, at {at}"
+                was, now = IN_WORDS[before.verdict], IN_WORDS[after.verdict]
+                yield f"between {axis} {low} ({was}) and {high} ({now}) it turns, at {at}"
 
 
 def notices(decision: Decision, settings: Sequence[Setting], formula: Sequence[FormulaFit]) -> Iterator[Notice]:

@@ -19,6 +19,7 @@ MIN_GAIN = 1.05
 _TIE = 0.01
 
 Verdict = Literal["speculate", "plain", "insufficient-data"]
+IN_WORDS: dict[Verdict, str] = {"speculate": "speculate", "plain": "plain", "insufficient-data": "not enough data"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from spectune.decide.confirmation import Confirmation
 from spectune.decide.formula import FormulaFit
 from spectune.decide.reasons import machine_line
 from spectune.decide.recommendation import Candidate, Recommendation
+from spectune.decide.selection import IN_WORDS
 from spectune.engines.config import EngineConfig
 from spectune.report.markdown import interval_text
 from spectune.report.verification import value_text
@@ -134,7 +135,7 @@ def elsewhere(recommendation: Recommendation) -> Table:
     warm = [
         (
             f"T = {a.temperature:g}",
-            a.verdict,
+            IN_WORDS[a.verdict],
             c.draft,
             c.num_speculative_tokens,
             c.acceptance_length.estimate,
@@ -149,7 +150,7 @@ def elsewhere(recommendation: Recommendation) -> Table:
     loads = [
         (
             f"batch {a.batch}, context {a.context_tokens}",
-            a.verdict,
+            IN_WORDS[a.verdict],
             a.draft,
             a.num_speculative_tokens,
             "",
