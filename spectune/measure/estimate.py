@@ -214,7 +214,8 @@ def _record_s(
     temperatures = list(dict.fromkeys(run.temperature)) or [0.0, 1.0]
     copies, left = len(temperatures), len(prompts)
     together = min(left, max(1, ROWS_PER_BATCH // copies))
-    step_s = recording_step_s(run.target, device, dtype, together, temperatures)
+    cached = sorted(prompts)[-1 - (together - 1) // 2] + run.max_new_tokens // 2  # of the first batch, the longest
+    step_s = recording_step_s(run.target, device, dtype, together, cached, temperatures)
     if step_s is None:
         step_s = machine.seconds(target.parameters, together * copies, dtype.itemsize)
     one_s, seconds = machine.seconds(target.parameters, 1, dtype.itemsize), 0.0

@@ -20,9 +20,9 @@ from spectune.models.sampling import Sampling
 from spectune.models.scoring import repeatable_forwards
 
 _LAYERS = (1, 4)
-_CONTEXT_TOKENS, _TIMES, _WARM_UP = 32, 6, 1
+_CONTEXT_TOKENS, _TIMES, _WARM_UP = 64, 4, 1
 _COLD_BYTES = 2**27  # more than caches hold
-_LENGTHS = (2, 5)  # of recorded texts
+_LENGTHS = (1, 7)  # of recorded texts
 
 
 def forwards_s(spec: str | None, device: torch.device, dtype: torch.dtype, sizes: Sequence[int]) -> list[float] | None:
@@ -31,11 +31,16 @@ def forwards_s(spec: str | None, device: torch.device, dtype: torch.dtype, sizes
 
 
 def recording_step_s(
-    spec: str | None, device: torch.device, dtype: torch.dtype, prompts: int, temperatures: Sequence[float]
+    spec: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    prompts: int,
+    cached_tokens: int,
+    temperatures: Sequence[float],
 ) -> float | None:
     """Seconds of a step in which so many prompts are recorded at these temperatures; None as above."""
     samplings = [Sampling(temperature=t) for t in temperatures]
-    step = _whole(spec, device, dtype, lambda model: [_recording_step_s(model, prompts, samplings)])
+    step = _whole(spec, device, dtype, lambda model: [_recording_step_s(model, prompts, cached_tokens, samplings)])
     return None if step is None else step[0]
 
 
@@ -87,11 +92,11 @@ def _forward_s(model: LanguageModel, tokens: int) -> float:
     return median(samples[_WARM_UP:])
 
 
-def _recording_step_s(model: LanguageModel, prompts: int, samplings: Sequence[Sampling]) -> float:
-    texts = [TapePrompt(id=f"{n:064x}", category="", token_ids=[1] * _CONTEXT_TOKENS) for n in range(prompts)]
+def _recording_step_s(model: LanguageModel, prompts: int, cached_tokens: int, samplings: Sequence[Sampling]) -> float:
+    texts = [TapePrompt(id=f"{n:064x}", category="", token_ids=[1] * cached_tokens) for n in range(prompts)]
     stopwatch, (few, more) = Stopwatch(model.device), _LENGTHS
     short, long = (partial(record_tape, model, texts, samplings, length, 0, _Silent()) for length in (few, more))
-    samples = [stopwatch.seconds(long) - stopwatch.seconds(short) for _ in range(3)]
+    samples = [stopwatch.seconds(long) - stopwatch.seconds(short) for _ in range(2)]
     return median(samples) / (more - few)
 
 
