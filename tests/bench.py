@@ -96,13 +96,13 @@ def recording() -> list[Bound]:
     import torch
 
     from spectune import load_model
+    from spectune.measure import SilentProgress
     from spectune.measure.recording import record_tape
     from spectune.measure.tape import TapePrompt
     from spectune.models.loading import prompt_token_ids
     from spectune.models.sampling import Sampling
     from spectune.models.scoring import left_padded
     from spectune.workload.prompts import load_workload
-    from tests.toys import SilentProgress
 
     torch.set_num_threads(os.cpu_count() or 1)
     target, length, bounds = load_model(None, device=torch.device("cpu")), 32, []

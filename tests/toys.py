@@ -252,16 +252,3 @@ def greedy_reference(model: LanguageModel, prompt: Sequence[int], tokens: int) -
 
 def random_prompts(count: int, length: int, seed: int = 0, vocab: int = VOCAB) -> list[list[int]]:
     return np.random.default_rng(seed).integers(vocab, size=(count, length)).tolist()
-
-
-class SilentProgress:
-    """A Progress nobody watches."""
-
-    def start(self, stage: str, total: float, unit: str) -> None:
-        pass
-
-    def advance(self, amount: float, note: str = "") -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass

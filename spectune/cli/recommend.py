@@ -56,11 +56,10 @@ def recommend(
     if verify and not engine:
         engine = _engines_of(verify)
     configs = [recommended_config(decided, name) for name in engine or _ENGINES]
-    output = verify or output
     if verify:
         return _verified(verify, values(decided, configs))
-    pictures = figures(decided)
-    kind, drawn = ("png", figures_png(decided)) if png else ("svg", pictures)
+    svg = figures(decided) if html or not png else {}
+    kind, drawn = ("png", figures_png(decided)) if png else ("svg", svg)
     files = {name: f"{output.stem}-{name}.{kind}" for name in drawn}
     if as_json:
         print(json.dumps(recommendation_object(decided, configs), indent=2, ensure_ascii=False, allow_nan=False))
@@ -72,7 +71,7 @@ def recommend(
     if html:
         from spectune.report.page import page_html
 
-        write_whole(html, page_html(decided, configs, pictures), "give another file with --html")
+        write_whole(html, page_html(decided, configs, svg), "give another file with --html")
     if not as_json:
         print(f"wrote {' and '.join(shlex.quote(str(file)) for file in (output, html) if file)}")
     return InsufficientDataError.exit_code if decided.verdict == "insufficient-data" else 0

@@ -80,7 +80,8 @@ class DecodedRun:
 
     def nearest(self, choice: Choice) -> Choice | None:
         """Of what was decoded with the same draft at the same temperature; None where nothing was."""
-        same = [c for c in self.costs if (c.draft, c.temperature) == (choice.draft, choice.temperature)]
+        known = [c for c, costs in self.costs.items() if np.isfinite(costs.error)]  # a run of one cycle tells no spread
+        same = [c for c in known if (c.draft, c.temperature) == (choice.draft, choice.temperature)]
         return min(same, key=lambda c: abs(c.shape.depth - choice.shape.depth), default=None)
 
 

@@ -17,3 +17,16 @@ class Progress(Protocol):
 
     def say(self, text: str) -> None:
         """A line worth reading."""
+
+
+class SilentProgress:
+    """A Progress that nobody watches."""
+
+    def start(self, stage: str, total: float, unit: str) -> None:
+        """Nothing is drawn."""
+
+    def advance(self, amount: float, note: str = "") -> None:
+        """Nothing moves."""
+
+    def say(self, text: str) -> None:
+        """Nothing is said."""

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from spectune.checkpoints.embedded import embedded_gguf
 from spectune.checkpoints.files import model_path
+from spectune.measure import SilentProgress
 from spectune.measure.recording import record_tape
 from spectune.measure.rounds import Stopwatch
 from spectune.measure.tape import TapePrompt
@@ -95,17 +96,6 @@ def _forward_s(model: LanguageModel, tokens: int) -> float:
 def _recording_step_s(model: LanguageModel, prompts: int, cached_tokens: int, samplings: Sequence[Sampling]) -> float:
     texts = [TapePrompt(id=f"{n:064x}", category="", token_ids=[1] * cached_tokens) for n in range(prompts)]
     stopwatch, (few, more) = Stopwatch(model.device), _LENGTHS
-    short, long = (partial(record_tape, model, texts, samplings, length, 0, _Silent()) for length in (few, more))
+    short, long = (partial(record_tape, model, texts, samplings, length, 0, SilentProgress()) for length in (few, more))
     samples = [stopwatch.seconds(long) - stopwatch.seconds(short) for _ in range(2)]
     return median(samples) / (more - few)
-
-
-class _Silent:
-    def start(self, stage: str, total: float, unit: str) -> None:
-        pass
-
-    def advance(self, amount: float, note: str = "") -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass

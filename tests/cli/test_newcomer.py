@@ -14,6 +14,7 @@ import torch
 from spectune.cli import show as terminal
 from spectune.cli.app import run
 from spectune.decide.plan import recommend
+from spectune.measure import SilentProgress
 from spectune.measure.cost import CostSettings, cost_table
 from spectune.measure.recording import rows_per_shard
 from spectune.models.sampling import Sampling
@@ -24,7 +25,7 @@ from spectune.report.sections import fallback
 from spectune.stats import Interval
 from tests.checkpoints import WORDS, save_checkpoint
 from tests.profiles import decoded, make_profile
-from tests.toys import SilentProgress, tiny_pair
+from tests.toys import tiny_pair
 
 WIDTH = 41
 

@@ -17,6 +17,7 @@ from spectune.drafting import Continuation, Drafter, Scored
 from spectune.drafting.draft_model import DraftModel
 from spectune.drafting.ngram import NgramDrafter
 from spectune.errors import ConfigError
+from spectune.measure import SilentProgress
 from spectune.measure.recording import record_tape
 from spectune.measure.tape import TapePrompt, TapeRow, continuations, tape_table
 from spectune.models.loading import LanguageModel
@@ -27,7 +28,6 @@ from tests.toys import (
     ARCHITECTURES,
     SLIDING_WINDOW,
     VOCAB,
-    SilentProgress,
     TableScorer,
     divergences,
     followers,

@@ -247,3 +247,14 @@ def test_what_is_printed_fits_the_terminal(profiled, capsys, monkeypatch, width)
     table = printed.splitlines()[1:4]
     assert [line.split()[0] for line in table] == ["K", "1", "4"]
     assert max(map(len, table)) <= width
+
+
+def test_a_run_too_short_to_tell_its_spread_leaves_the_costs_to_the_profile(profiled, capsys) -> None:
+    directory, draft = profiled
+    options = ["--draft", draft, "--temperature", "0", "-k", "2", "--prompts", "1", "--max-new-tokens", "4"]
+    (one,) = confirmed(directory, capsys, *options)["settings"]
+    assert (one["measured_low"], one["measured_high"]) == (None, None)
+    profile = load_profile(directory)
+    run = decoded_run(profile, fitted_settings(profile))
+    assert all(run.nearest(choice) is None for choice in run.costs)
+    assert np.isfinite(recommend(profile, 0.0).speedup.estimate)

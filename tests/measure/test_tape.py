@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spectune.errors import ConfigError
+from spectune.measure import SilentProgress
 from spectune.measure.recording import record_tape
 from spectune.measure.tape import (
     REPEAT_TOKENS,
@@ -20,7 +21,7 @@ from spectune.measure.tape import (
 )
 from spectune.models.loading import LanguageModel, wrap_model
 from spectune.models.sampling import Sampling, uniform_stream
-from tests.toys import SLIDING_WINDOW, VOCAB, SilentProgress, full_logits, random_prompts, tiny_network, transformed_law
+from tests.toys import SLIDING_WINDOW, VOCAB, full_logits, random_prompts, tiny_network, transformed_law
 
 TOKENS = 14
 SEED = 5
