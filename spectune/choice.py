@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from spectune.tree import TokenTree
+
 LONGEST = 1000
 """The largest K, depth or width that anything is asked about."""
 LONGEST_MEASURED = 64
@@ -14,6 +16,7 @@ class Shape:
 
     depth: int
     nodes: int
+    tree: str = ""  # a tree that is always the same, as TokenTree.text; empty: a chain, or as the draft grows it
 
     @property
     def verified_tokens(self) -> int:
@@ -24,6 +27,11 @@ class Shape:
 def chain(num_speculative_tokens: int) -> Shape:
     """K proposals, each after the one before."""
     return Shape(num_speculative_tokens, num_speculative_tokens)
+
+
+def branching(tree: TokenTree) -> Shape:
+    """That tree in every round; one without branches is a chain."""
+    return chain(tree.depth) if tree.is_chain else Shape(tree.depth, tree.nodes, tree.text)
 
 
 @dataclass(frozen=True, slots=True)

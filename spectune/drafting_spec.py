@@ -12,6 +12,7 @@ from typing import Literal
 from spectune.errors import ConfigError, may_hold_secrets
 
 DEFAULT_DRAFT = "ngram:min=1,max=4"
+MOST_BRANCHES = 16
 
 AcceptanceRule = Literal["rejection", "greedy_draft", "exact_match", "block"]
 """rejection: sampled draft, accept where r < p/q. greedy_draft: the draft proposes its argmax (or is a
@@ -28,6 +29,7 @@ class DraftSpec:
     model: str | None = None
     min_tokens: int = 0
     max_tokens: int = 0
+    branches: int = 1
     layers: int = 0
 
 
@@ -35,9 +37,12 @@ class DraftSpec:
 class Method:
     """What sets a drafting method apart, for all who measure, price or choose drafts."""
 
-    prefix: str | None  # of its SPECs; None for what names a model
+    prefix: str | None  # of its SPECs; None for what names a model, and for what another's options make of it
     rule: AcceptanceRule  # of its proposals in spectune's own loop
-    evidence: Literal["position", "start"]  # what is proposed depends on the text so far only, or on the round's start
+    evidence: Literal[
+        "position", "start", "tree"
+    ]  # what is proposed depends on the text so far only, or on the round's
+    # start; a tree of K proposals depends on K too
     cost: Literal["step", "round"]  # proposing takes a forward for each token, or once a round
     simplicity: int  # of drafts as fast as each other the least is recommended
     weights: Literal["none", "target", "own"]  # that it drafts with
@@ -104,16 +109,22 @@ def _ngram(spec: str, rest: str) -> DraftSpec:
     bounds: dict[str, int] = {}
     for part in rest.split(",") if rest else []:
         key, _, value = part.partition("=")
-        if key not in ("min", "max") or not _is_small(value) or key in bounds:
+        if key not in ("min", "max", "branches") or not _is_small(value) or key in bounds:
             raise ConfigError(f"draft {spec!r} is not understood at {part!r}", f"write {DEFAULT_DRAFT}")
         bounds[key] = int(value)
+    branches = bounds.pop("branches", 1)
+    if not 1 <= branches <= MOST_BRANCHES:
+        problem = f"draft {spec!r} has {branches} branches"
+        raise ConfigError(problem, f"give 1 to {MOST_BRANCHES}, as in {DEFAULT_DRAFT},branches=4")
     given = next(iter(bounds.values()), None)
     low, high = (1, 4) if given is None else (bounds.get("min", given), bounds.get("max", given))
     if not 1 <= low <= high:
         raise ConfigError(
             f"draft {spec!r} looks up {low} to {high} tokens", f"give 1 ≤ min ≤ max, as in {DEFAULT_DRAFT}"
         )
-    return DraftSpec(method="ngram", text=f"ngram:min={low},max={high}", min_tokens=low, max_tokens=high)
+    text = f"ngram:min={low},max={high}" + (f",branches={branches}" if branches > 1 else "")
+    method = "ngram_tree" if branches > 1 else "ngram"
+    return DraftSpec(method=method, text=text, min_tokens=low, max_tokens=high, branches=branches)
 
 
 def _head(method: str) -> Callable[[str, str], DraftSpec]:
@@ -145,6 +156,8 @@ _LAYERS = "layers"  # without a colon it may be a folder's name
 METHODS: dict[str, Method] = {
     "ngram": Method(prefix="ngram", rule="greedy_draft", evidence="start", cost="round", simplicity=0, weights="none",
                     opener="spectune.drafting.ngram:open_ngram", read=_ngram),
+    "ngram_tree": Method(prefix=None, rule="greedy_draft", evidence="tree", cost="round", simplicity=1, weights="none",
+                         opener="spectune.drafting.ngram:open_ngram", read=_ngram),
     "layer_skip": Method(prefix=_LAYERS, rule="rejection", evidence="position", cost="step", simplicity=2,
                          weights="target", opener="spectune.drafting.layer_skip:open_layers", read=_layers),
     "draft_model": Method(prefix=None, rule="rejection", evidence="position", cost="step", simplicity=4, weights="own",

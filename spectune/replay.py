@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from spectune.tree import TokenTree
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -92,6 +94,41 @@ def accept_probability_sampled_siblings(
         survive *= rejected
         residual = left / rejected
     return mass / float(target_probs[token_id])
+
+
+def matched_in_tree(ranks: Ints, tree: TokenTree) -> Ints:  # [T, rows] → [T, rows]
+    """Tokens that a round at each position accepts of a tree of the draft's likeliest tokens, one that is the same in
+    every round: the text's ranks lead down its nodes. 0 stands for what is no rank, as beyond the end.
+    """
+    places = {path: place for place, path in enumerate(tree.paths, start=1)}
+    most = max((path[-1] for path in tree.paths), default=0)
+    children = np.zeros((tree.nodes + 1, most + 2), np.int64)  # of the root, then of each node; 0: none
+    for path, place in places.items():
+        children[places.get(path[:-1], 0), path[-1]] = place
+    known = np.where(ranks > most, most + 1, ranks)
+    ahead = np.concatenate([known, np.zeros((tree.depth, *ranks.shape[1:]), np.int64)])
+    node, arrived, matched = np.zeros_like(known), np.ones(known.shape, bool), np.zeros_like(known)
+    for depth in range(tree.depth):
+        node = children[node, ahead[depth : depth + len(known)]]
+        arrived &= node > 0
+        matched += arrived
+    return matched
+
+
+def round_starts(matched: Ints) -> NDArray[np.bool_]:  # [T, rows] → [T, rows]
+    """Where rounds start, of proposals that are given once the text is: each behind what the one before it emits."""
+    length, rows = matched.shape
+    starts = np.zeros((length + int(matched.max(initial=0)) + 1, rows), bool)
+    starts[0] = True
+    for s in range(length):
+        here = np.flatnonzero(starts[s])
+        starts[s + matched[s, here] + 1, here] = True
+    return starts[:length]
+
+
+def accept_probabilities_matched(matched: Ints, depth: int) -> Floats:  # [T, rows] → [T, depth, rows]
+    """0 or 1: whether a round's j-th token is accepted, of proposals that are given once the text is."""
+    return (np.arange(depth)[None, :, None] < matched[:, None, :]).astype(np.float64)
 
 
 def replay(
@@ -181,6 +218,13 @@ def side_by_side(parts: Sequence[Replay]) -> Replay:
     """The rows of several replays at the same depths, without their starts."""
     names = ("rounds", "emitted", "reached", "accepted", "proposed", "rounds_by_shape")
     fields = {name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names}
+    return replace(parts[0], **fields, starts=np.empty((0, 0, 0)))
+
+
+def by_depth(parts: Sequence[Replay]) -> Replay:
+    """Replays of the same rows at one depth each, as one; without their starts."""
+    names = ("rounds", "emitted", "reached", "accepted", "proposed", "rounds_by_shape")
+    fields = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     return replace(parts[0], **fields, starts=np.empty((0, 0, 0)))
 
 

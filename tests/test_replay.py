@@ -18,9 +18,11 @@ from spectune.replay import (
     accept_probabilities_rejection,
     accept_probabilities_top_ranks,
     accept_probability_sampled_siblings,
+    matched_in_tree,
     replay,
     shifted,
 )
+from spectune.tree import TokenTree, chain_tree, full_tree
 
 MAX_K = 4
 COUNTED = 20  # rounds that start at positions 0..19 are counted, in the simulation as in the replay
@@ -910,3 +912,12 @@ def test_all_or_nothing_accepted_bounds_the_acceptance_length(max_k, counted, ro
         np.testing.assert_array_equal(perfect.rounds[k - 1], -(-counted // (k + 1)))
         np.testing.assert_array_equal(useless.emitted[k - 1], useless.rounds[k - 1])
         np.testing.assert_array_equal(useless.rounds[k - 1], counted)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 3))
+def test_what_a_tree_matches_at_each_position_is_found_by_walking_its_paths(ranks, number):
+    tree = [
+        full_tree((2, 2)), full_tree((3, 1, 1)), chain_tree(3), TokenTree(((2,), (1,), (2, 1), (2, 3), (2, 3, 1)))
+    ][number]  # fmt: skip
+    found = matched_in_tree(np.array(ranks)[:, None], tree)[:, 0]
+    assert found.tolist() == [tree.accepted_depth(ranks[start:]) for start in range(len(ranks))]

@@ -40,27 +40,39 @@ class TableScorer:
 
 
 class TableSequence:
-    """Remembers its tokens; before the first one stands token 0."""
+    """Remembers its tokens and which of them each sees; before the first one stands token 0."""
 
     def __init__(self, scorer: TableScorer) -> None:
         self._scorer = scorer
         self.token_ids: list[int] = []
+        self._positions: list[int] = []
 
     def extend(self, token_ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Forward:
-        assert positions is None
-        assert mask is None
-        before, added = self.token_ids[-1] if self.token_ids else 0, token_ids.tolist()
-        self.token_ids.extend(added)
-        if self._scorer.order == 1:
-            return Forward(self._scorer.table[added])
-        return Forward(self._scorer.table[[before, *added[:-1]], added])
+        before, count = len(self.token_ids), len(token_ids)
+        self.token_ids += token_ids.tolist()
+        self._positions += range(before, before + count) if positions is None else positions.tolist()
+        mask = torch.ones(count, count).tril().bool() if mask is None else mask
+        seen = [[*range(before + count - mask.shape[1]), *self._told(row)] for row in mask]
+        histories = [[0] * self._scorer.order + self._in_order(places) for places in seen]
+        return Forward(torch.stack([self._scorer.table[tuple(h[-self._scorer.order :])] for h in histories]))
+
+    def _told(self, row: Tensor) -> list[int]:
+        first = len(self.token_ids) - len(row)
+        return [first + place for place in row.nonzero()[:, 0].tolist()]
+
+    def _in_order(self, places: list[int]) -> list[int]:
+        """Tokens at these places; two of them at one position would be a mask that shows a sibling."""
+        positions = [self._positions[place] for place in places]
+        assert sorted(positions) == list(range(len(places))), "a node sees its own path, at the places it has there"
+        return [self.token_ids[place] for place in sorted(places, key=self._positions.__getitem__)]
 
     def read(self, token_ids: Tensor) -> Forward:
         return self.extend(token_ids).at(slice(-1, None))
 
     def keep(self, length: int, path: Tensor | None = None) -> None:
-        assert path is None
-        del self.token_ids[length:]
+        kept = [] if path is None else [length + place for place in path.tolist()]
+        for held in (self.token_ids, self._positions):
+            held[length:] = [held[place] for place in kept]
 
 
 def random_table(seed: int, vocab: int, order: int, scale: float = 1.2) -> np.ndarray:

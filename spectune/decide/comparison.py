@@ -12,6 +12,7 @@ from spectune.choice import Choice
 from spectune.decide.evidence import Counts, profiled_evidence, replayed
 from spectune.decide.fit import Setting, priced_settings
 from spectune.decide.metrics import METRICS, Part
+from spectune.decide.round_costs import verify_part
 from spectune.decide.split import Split
 from spectune.errors import ProfileError
 from spectune.profile.costs import FOLDS, CellKey, CostCells, unsteadiness
@@ -166,7 +167,9 @@ def _costs(before: Side, after: Side, choice: Choice, same_machine: bool) -> Ite
         if metric == "cost_p_1" and not same_machine:
             yield Figure(metric=metric, change=None)
             continue
-        part, draft = METRICS[metric].part, choice.draft if metric == "cost_q" else None
+        draft, part = choice.draft if metric == "cost_q" else None, str(METRICS[metric].part)
+        if metric == "cost_p_verify":
+            part = verify_part(before[0].settings[choice].evidence.draft, tokens)
         key = CellKey(part=part, tokens=tokens, load=before[0].load, draft=draft)
         negligible = metric == "cost_q" and _negligible(before, after, key)
         change = stats.Change.of_logs(*_moved(_runs(side, key, figure) for side in (before, after)))

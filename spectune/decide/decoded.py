@@ -21,7 +21,7 @@ Machine = Literal["steady", "disturbed", "changed"]
 
 _SLOW, _SPREADS = 1.5, 6.0  # times as long as rounds of the same kind, and as their usual spread
 _SLOW_CYCLE = 1.25  # of everything that ran in it, plain steps too
-_MOST_DISTURBED = 0.25  # of all rounds: above it there is no telling what the machine takes
+_MOST_DISTURBED = 0.1  # of all rounds: above it, others must have been slowed too, by less than what is seen
 _CHANGED = 1.1  # a plain step over the profile's, or less than one over it
 _NORMAL_SPREAD = 1.4826  # standard deviations in a median deviation
 _MEDIAN_ERROR = 1.2533  # the standard error of a median over that of the mean
@@ -72,7 +72,7 @@ class DecodedRun:
 
     @property
     def machine(self) -> Machine:
-        """Whether its seconds may be believed: not where a quarter was disturbed, nor where plain steps changed too."""
+        """Whether its seconds may be believed: not where a tenth was disturbed, nor where plain steps changed too."""
         count, disturbed = self.counts
         if disturbed > _MOST_DISTURBED * count:
             return "disturbed"

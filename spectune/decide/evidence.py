@@ -21,7 +21,9 @@ from spectune.replay import (
     Walk,
     accept_probabilities_block,
     accept_probabilities_exact_match,
+    accept_probabilities_matched,
     accept_probabilities_rejection,
+    by_depth,
     count_rounds,
     rounds_variance,
     shifted,
@@ -155,9 +157,10 @@ def replayed(evidence: DraftEvidence, rule: AcceptanceRule | None = None, depths
     window = np.maximum(written - evidence.max_k, 0)
     ends = np.where(ended, written, window)
     complete, clock = [], []
-    for rows, walked in _walks(evidence, rule or evidence.drafting.rule, depths):
-        complete.append(count_rounds(walked, window[rows]))
-        clock.append(count_rounds(walked, ends[rows]) if ended[rows].any() else complete[-1])
+    for rows, walks in _walks(evidence, rule or evidence.drafting.rule, depths):
+        complete.append(by_depth([count_rounds(walked, window[rows]) for walked in walks]))
+        whole = [count_rounds(walked, ends[rows]) for walked in walks] if ended[rows].any() else []
+        clock.append(by_depth(whole) if whole else complete[-1])
     counted = side_by_side(clock)
     if not counted.rounds.sum() > 0:
         problem = f"no continuation at T = {evidence.temperature:g} is longer than K = {evidence.max_k}"
@@ -172,7 +175,7 @@ def whole_texts(
     """What a run sees that ends each text where the tape or the limit does, its last round cut short."""
     ends, k = np.minimum(evidence.written, limit_tokens), num_speculative_tokens
     counted, variances = [], []
-    for rows, walked in _walks(evidence, evidence.drafting.rule, [k]):
+    for rows, (walked,) in _walks(evidence, evidence.drafting.rule, [k]):
         counted.append(count_rounds(walked, ends[rows]))
         variances.append(rounds_variance(walked, ends[rows], k))
     return RowCounts.of(side_by_side(counted), ends.astype(np.float64), 0, k), np.concatenate(variances)
@@ -190,12 +193,40 @@ def acceptance_lengths_by_rule(evidence: DraftEvidence, num_speculative_tokens: 
     return lengths
 
 
-def _walks(evidence: DraftEvidence, rule: AcceptanceRule, depths: Sequence[int]) -> Iterator[tuple[slice, Walk]]:
-    """Round starts along the texts, some rows at a time so that memory stays small."""
+def _walks(
+    evidence: DraftEvidence, rule: AcceptanceRule, depths: Sequence[int]
+) -> Iterator[tuple[slice, Sequence[Walk]]]:
+    """Round starts along the texts, some rows at a time so that memory stays small: for all K at once, or one by one
+    where the longest path of fewer proposals is not the start of that of more.
+    """
     width = max(depths, default=evidence.max_k)
     for first in range(0, len(evidence.written), _ROWS_AT_ONCE):
-        accept, proposed = _accept_probabilities(evidence, first, rule, width)
-        yield slice(first, first + _ROWS_AT_ONCE), walk(accept, proposed, depths=depths)
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        if evidence.drafting.evidence == "tree":
+            yield rows, [*_tree_walks(evidence, first, depths or range(1, width + 1), width)]
+        else:
+            accept, proposed = _accept_probabilities(evidence, first, rule, width)
+            yield rows, [walk(accept, proposed, depths=depths)]
+
+
+def _tree_walks(evidence: DraftEvidence, first: int, depths: Sequence[int], width: int) -> Iterator[Walk]:
+    """Of trees of K nodes, which are the first K that a larger one grows."""
+    proposals = evidence.proposals.slice(first, _ROWS_AT_ONCE)
+    proposed, matched = _lists(proposals, "proposed_tokens").astype(np.int64), _matched(proposals, width)
+    for k in depths:
+        accept = accept_probabilities_matched(matched[k], width)
+        yield walk(accept, np.minimum(proposed, k), depths=[k])
+
+
+def _matched(proposals: pa.Table, width: int) -> Ints:  # [width + 1, longest, rows]
+    """Tokens that the trees of K nodes match, for each K, at each position."""
+    texts = proposals["start_ranks"].to_pylist()
+    found = np.zeros((width + 1, max(map(len, texts), default=0), len(texts)), np.int64)
+    for row, starts in enumerate(texts):
+        places = [(place, start) for start, ranks in enumerate(starts) for place in ranks if place <= width]
+        if places:
+            np.add.at(found[:, :, row], tuple(np.transpose(places)), 1)
+    return found.cumsum(0)
 
 
 def _accept_probabilities(
@@ -205,8 +236,7 @@ def _accept_probabilities(
     texts, proposals = (table.slice(first, _ROWS_AT_ONCE) for table in (evidence.texts, evidence.proposals))
     if evidence.drafting.evidence == "start":
         matched, proposed = (_lists(proposals, name) for name in ("matched_tokens", "proposed_tokens"))
-        accept = (np.arange(width)[None, :, None] < matched[:, None, :]).astype(np.float64)
-        return accept, proposed.astype(np.int64)
+        return accept_probabilities_matched(matched.astype(np.int64), width), proposed.astype(np.int64)
     if rule == "greedy_draft" or evidence.temperature == 0.0:
         return shifted(_lists(proposals, "argmax_hits"), width), None
     draft = _lists(proposals, "draft_logprobs", -np.inf)

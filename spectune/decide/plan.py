@@ -43,6 +43,7 @@ def recommend(profile: Profile, temperature: float | None = None, answer_tokens:
     best, by_load = answer.best_candidate, answers.load_answers(answers.decide_by_load(decision, here))
     requests = whole_requests(cells, decision.setting, decision.speedup, answer_tokens)
     return Recommendation(
+        tree_width=answers.tree_width(best) if decision.verdict == "speculate" else 1,
         **{name: getattr(answer, name) for name in answer.__slots__},
         break_even_alpha=best.break_even_alpha,
         whole_requests=requests,

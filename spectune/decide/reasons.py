@@ -50,7 +50,7 @@ def _break_even(best: Candidate, drafting: Method) -> str:
         return f"even a free and perfect draft loses at K = {k}: verifying alone takes longer than {most} plain steps"
     if best.break_even_alpha is None:
         return f"even a perfect draft loses at K = {k}: the round takes longer than {most} plain steps"
-    proposing = " of K tokens proposed in every round" if drafting.evidence == "start" else ""
+    proposing = " of K tokens proposed in every round" if drafting.evidence != "position" else ""
     return (
         f"it breaks even at {best.round_in_plain_steps:.2f} tokens a round, "
         f"an acceptance of {best.break_even_alpha:.2f} at every position{proposing}"

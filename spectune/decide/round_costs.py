@@ -91,7 +91,8 @@ def round_costs(
     plainly = CellKey(part="overhead", tokens=chain(0).verified_tokens, load=main, greedy=greedy, draft_steps=0)
     overhead[:, 0] = figure(plainly)
     sizes = range(1, chain(asked.max_k).verified_tokens + 1)
-    verify = np.stack([figure(CellKey(part="cost_p", tokens=n, load=load)) for n in sizes], axis=1)
+    parts = [verify_part(draft, n) for n in sizes]
+    verify = np.stack([figure(CellKey(part=p, tokens=n, load=load)) for p, n in zip(parts, sizes, strict=True)], axis=1)
     step = figure(CellKey(part="cost_q", tokens=1, load=load, draft=draft.spec))
     steps, catch_up = np.ones(asked.max_k + 1), np.zeros_like(step)  # one lookup a round, whatever it finds
     if draft.drafting.cost == "step":
@@ -104,6 +105,11 @@ def round_costs(
         overhead_s=overhead,
         catch_up_s=catch_up,
     )
+
+
+def verify_part(draft: DraftRecord, tokens: int) -> str:
+    """What the target's forward over n tokens of a round with this draft was measured as: two proposals may branch."""
+    return "cost_p_tree" if draft.drafting.evidence == "tree" and tokens > 2 else "cost_p"
 
 
 def _overhead(figure: Callable[[CellKey], Floats], measured: Sequence[CellKey], max_steps: int) -> Floats:

@@ -1,7 +1,7 @@
-"""The exact rule for a chain: accept while r < p/q, then the recovered or the bonus token.
+"""The exact rule: of a chain accept while r < p/q, of a tree follow the target's own token; then one token more.
 
 Leading axes are rows, so that nothing here waits for the device. Source: Leviathan et al. 2023, arXiv 2211.17192,
-Algorithm 1; Chen et al. 2023, arXiv 2302.01318.
+Algorithm 1; Chen et al. 2023, arXiv 2302.01318; trees: Miao et al. 2023, arXiv 2305.09781.
 """
 
 from dataclasses import dataclass
@@ -73,6 +73,28 @@ def verify_greedy(
     """The rule at T = 0: accept while the proposal is the target's argmax; then that argmax."""
     path, accepted = _until_first_refusal(draft_token_ids == target_token_ids[..., :-1])
     return Verified(path, target_token_ids.gather(-1, accepted[..., None])[..., 0])
+
+
+def verify_tree(
+    draft_token_ids: Tensor,  # [..., nodes]
+    parents: Tensor,  # [..., nodes] place of the node that each follows, −1 the root
+    depth: int,
+    target_token_ids: Tensor,  # [..., 1 + nodes] the target's own sample (argmax at T = 0) after root and nodes
+) -> Verified:
+    """Follow the target's own tokens down while a child has them: exact at every temperature, whatever the children,
+    since they are given tokens that its sample does not depend on.
+    """
+    at = torch.zeros_like(target_token_ids[..., :1])
+    arrived = torch.ones_like(at, dtype=torch.bool)
+    path = []
+    for _ in range(depth):
+        wanted = target_token_ids.gather(-1, at)
+        fits = (parents + 1 == at) & (draft_token_ids == wanted)
+        arrived = arrived & fits.any(-1, keepdim=True)
+        place = fits.long().argmax(-1, keepdim=True)
+        path.append(torch.where(arrived, place, -1))
+        at = torch.where(arrived, place + 1, at)
+    return Verified(torch.cat(path, -1), target_token_ids.gather(-1, at)[..., 0])
 
 
 def _until_first_refusal(accepts: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,8 @@ class Evidence:
     """What replay needs to know of a draft on one continuation, all [T].
 
     Drafts whose law at a position does not depend on the round's start fill the first three; drafts that propose given
-    tokens from each start fill the next two, and the last where what they propose is a tree.
+    tokens from each start fill the next two, and the last where what they propose is a tree: there a rank is the place
+    in the order in which nodes are grown, so that a tree of n nodes has those up to n.
     """
 
     draft_logprobs: NDArray[np.float32] | None = None  # log q(x), after the sampling transform
@@ -56,7 +57,9 @@ class Evidence:
     ranks: NDArray[np.int32] | None = None  # of x under q; 1 = likeliest
     proposed_tokens: NDArray[np.int16] | None = None  # proposed by a round that starts here
     matched_tokens: NDArray[np.int16] | None = None  # how many of them are what the target wrote
-    start_ranks: list[NDArray[np.int16]] | None = None  # of x at each depth of a round that starts here
+    start_ranks: list[list[int]] | None = (
+        None  # of x at each depth of a round that starts here, as far as it is matched
+    )
 
 
 class Drafting(Protocol):
@@ -86,8 +89,12 @@ class Drafter(Protocol):
     def open(self, rng: np.random.Generator) -> Drafting:
         """Start on a sequence; `rng` feeds sampled drafts."""
 
-    def evidence(self, continuations: Sequence[Continuation], scored: Sequence[Scored], max_k: int) -> list[Evidence]:
-        """What replay needs, for each continuation; `scored` is the target's pass over each, with `layers`."""
+    def evidence(
+        self, continuations: Sequence[Continuation], scored: Sequence[Scored], largest: Shape
+    ) -> list[Evidence]:
+        """What replay needs, for each continuation, to price every shape up to the largest; `scored` is the target's
+        pass over each, with `layers`.
+        """
 
     def work(self, context: Sequence[int], rows: int, shape: Shape, sampling: Sampling) -> Mapping[int, Repeatable]:
         """What proposing takes, to be timed: a step over n tokens for each n, or a whole proposal under 1."""

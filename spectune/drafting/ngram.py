@@ -1,10 +1,14 @@
 """N-gram drafts (prompt lookup): propose what followed the same few tokens earlier in the sequence.
 
-Source: prompt lookup decoding (Saxena 2023); the semantics of prompt_lookup_min and _max are vLLM's.
+Source: prompt lookup decoding (Saxena 2023); the semantics of prompt_lookup_min and _max are vLLM's. Trees of several
+occurrences are our own, with the escapes of Cleary and Witten 1984 (PPM, method A).
 """
 
+import heapq
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -21,15 +25,19 @@ from spectune.models.scoring import Forward, Repeatable, Scorer
 def open_ngram(draft: DraftSpec, target: LanguageModel, load: Load) -> "NgramDrafter":
     """Of its bounds alone."""
     del target, load
-    return NgramDrafter(min_tokens=draft.min_tokens, max_tokens=draft.max_tokens)
+    return NgramDrafter(min_tokens=draft.min_tokens, max_tokens=draft.max_tokens, branches=draft.branches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramDrafter:
-    """The longest suffix of min..max tokens that occurred before; its earliest occurrence; what followed it."""
+    """The longest suffix of min..max tokens that occurred before; its earliest occurrence; what followed it.
+
+    With branches, all occurrences of all such suffixes, merged into a tree of at most so many children a node.
+    """
 
     min_tokens: int = 1
     max_tokens: int = 4
+    branches: int = 1
     model: LanguageModel | None = None
     layers: tuple[int, ...] = ()
 
@@ -58,7 +66,13 @@ class NgramDrafter:
     def propose(self, token_ids: Sequence[int], shape: Shape, sampling: Sampling) -> Proposal:
         """Point masses on the tokens that followed; none where no suffix recurs."""
         del sampling
-        return Proposal(draft_token_ids=torch.from_numpy(self.lookup(np.asarray(token_ids), shape.depth)))
+        if self.branches == 1:
+            return Proposal(draft_token_ids=torch.from_numpy(self.lookup(np.asarray(token_ids), shape.depth)))
+        drafted, parents = self.grown(np.asarray(token_ids), shape)
+        forked = parents != list(range(-1, len(parents) - 1))
+        return Proposal(
+            draft_token_ids=torch.tensor(drafted, dtype=torch.long), parents=torch.tensor(parents) if forked else None
+        )
 
     def lookup(
         self,
@@ -73,6 +87,44 @@ class NgramDrafter:
         follow = int(np.argmax(lengths == longest)) + 1
         return token_ids[follow : follow + max_tokens]
 
+    def grown(self, token_ids: np.ndarray, shape: Shape) -> tuple[list[int], list[int]]:  # token ids, parents
+        """The likeliest nodes after `token_ids`, each behind its parent; of equal ones the more recent.
+
+        An occurrence counts by how long its match is, as PPM escapes to shorter contexts; a node that n occurrences
+        lead to goes on with n of n + 1. A tree of fewer nodes is the start of one of more.
+        """
+        lengths = _suffix_matches(token_ids, self.max_tokens)
+        ends = np.flatnonzero(lengths >= self.min_tokens)
+        weights = _weights(lengths[ends].tolist())
+        following = [token_ids[end + 1 : end + 1 + shape.depth].tolist() for end in ends.tolist()]
+        drafted: list[int] = []
+        parents: list[int] = []
+        heap: list[tuple[float, int, int, int, list[int]]] = []  # −likelihood, −most recent, token, parent, occurrences
+
+        def offer(parent: int, depth: int, likelihood: float, occurrences: list[int]) -> None:
+            children = defaultdict(list)
+            for occurrence in occurrences:
+                if depth < len(following[occurrence]):
+                    children[following[occurrence][depth]].append(occurrence)
+            total = sum(weights[occurrence] for occurrence in occurrences)
+            kept = [
+                (-likelihood * sum(weights[one] for one in own) / total, -own[-1], token, parent, own)
+                for token, own in children.items()
+            ]
+            for child in sorted(kept)[: self.branches]:
+                heapq.heappush(heap, child)
+
+        depths = {-1: 0}
+        offer(-1, 0, sum(weights), list(range(len(following))))
+        while heap and len(drafted) < shape.nodes:
+            negative, _, token, parent, own = heapq.heappop(heap)
+            place = len(drafted)
+            drafted.append(token)
+            parents.append(parent)
+            depths[place] = depths[parent] + 1
+            offer(place, depths[place], -negative * len(own) / (len(own) + 1), own)
+        return drafted, parents
+
     def work(self, context: Sequence[int], rows: int, shape: Shape, sampling: Sampling) -> Mapping[int, Repeatable]:
         """A lookup in each row."""
 
@@ -82,12 +134,35 @@ class NgramDrafter:
 
         return {1: Repeatable(run=look_up)}
 
-    def evidence(self, continuations: Sequence[Continuation], scored: Sequence[Scored], max_k: int) -> list[Evidence]:
+    def evidence(
+        self, continuations: Sequence[Continuation], scored: Sequence[Scored], largest: Shape
+    ) -> list[Evidence]:
         """For a round at each position: how much it proposes and how much of that the target wrote."""
         del scored
-        return [self._evidence(continuation, max_k) for continuation in continuations]
+        collect = self._evidence if self.branches == 1 else self._tree_evidence
+        return [collect(continuation, largest) for continuation in continuations]
 
-    def _evidence(self, continuation: Continuation, max_k: int) -> Evidence:
+    def _tree_evidence(self, continuation: Continuation, largest: Shape) -> Evidence:
+        sequence, written = np.array([*continuation.prompt_token_ids, *continuation.token_ids]), continuation.token_ids
+        first, proposed, start_ranks = len(continuation.prompt_token_ids), [], []
+        for start in range(len(written)):
+            drafted, parents = self.grown(sequence[: first + start], largest)
+            nodes, at, ranks = list(zip(parents, drafted, strict=True)), -1, []
+            for token in written[start : start + largest.depth]:
+                if (at, token) not in nodes:
+                    break
+                at = nodes.index((at, token))
+                ranks.append(at + 1)
+            proposed.append(len(drafted))
+            start_ranks.append(ranks)
+        return Evidence(
+            proposed_tokens=np.array(proposed, np.int16),
+            matched_tokens=np.array([len(ranks) for ranks in start_ranks], np.int16),
+            start_ranks=start_ranks,
+        )
+
+    def _evidence(self, continuation: Continuation, largest: Shape) -> Evidence:
+        max_k = largest.depth
         sequence = np.array([*continuation.prompt_token_ids, *continuation.token_ids])
         count = len(continuation.token_ids)
         first = len(sequence) - count
@@ -98,6 +173,16 @@ class NgramDrafter:
             proposed[start] = len(proposal)
             matched[start] = np.cumprod(proposal[: len(truth)] == truth).sum()
         return Evidence(proposed_tokens=proposed, matched_tokens=matched)
+
+
+def _weights(matches: Sequence[int]) -> list[float]:
+    """Of occurrences that match so many tokens: c of c + 1 go to the c longest, what is left to the next."""
+    left, weight_of = 1.0, {}
+    for length, equal in groupby(sorted(matches, reverse=True)):
+        count = len(list(equal))
+        weight_of[length] = left / (count + 1)
+        left /= count + 1
+    return [weight_of[length] for length in matches]
 
 
 def _suffix_matches(token_ids: np.ndarray, longest: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from functools import partial
 
 import pandas as pd
 
+from spectune.choice import Shape
 from spectune.drafting import Continuation, Drafter, Scored
 from spectune.measure import Progress
 from spectune.measure.shards import Shards
@@ -19,7 +20,7 @@ def acceptance_table(
     target: TextSource,
     drafts: Mapping[str, Drafter],
     continuations: Sequence[Continuation],
-    max_k: int,
+    largest: Shape,
     progress: Progress,
     shards: Shards | None = None,
     wanted: Mapping[str, Collection[int]] | None = None,
@@ -35,7 +36,7 @@ def acceptance_table(
         by_length = sorted(every[spec], key=lambda index: len(continuations[index].prompt_token_ids))
         for first in range(0, len(by_length), _CHUNK):
             chosen = {index: continuations[index] for index in by_length[first : first + _CHUNK]}
-            collect = partial(_evidence_table, target, spec, drafter, chosen, max_k)
+            collect = partial(_evidence_table, target, spec, drafter, chosen, largest)
             name = f"evidence-{number:02d}-{first:05d}"
             parts.append(shards.kept(name, schemas.ACCEPTANCE, collect) if shards else collect())
             progress.advance(len(chosen))
@@ -43,7 +44,7 @@ def acceptance_table(
 
 
 def _evidence_table(
-    target: TextSource, spec: str, drafter: Drafter, chosen: Mapping[int, Continuation], max_k: int
+    target: TextSource, spec: str, drafter: Drafter, chosen: Mapping[int, Continuation], largest: Shape
 ) -> pd.DataFrame:
     """The target's own pass over the texts is made for drafts that look into it, a chunk at a time: states of a whole
     tape are larger than memory.
@@ -52,6 +53,6 @@ def _evidence_table(
     scored = target.scored(texts, drafter.layers) if drafter.layers else [Scored(logprobs=None)] * len(texts)
     records = [
         {"draft": spec, "continuation": index, **asdict(evidence)}
-        for index, evidence in zip(chosen, drafter.evidence(texts, scored, max_k), strict=True)
+        for index, evidence in zip(chosen, drafter.evidence(texts, scored, largest), strict=True)
     ]
     return pd.DataFrame.from_records(records, columns=schemas.ACCEPTANCE.names)

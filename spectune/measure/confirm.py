@@ -177,7 +177,7 @@ def _tables(
     rounds = [(number, *one) for number, run in enumerate(runs) for one in run.rounds]
     return {
         "confirmed_tape": without_text(tape) if profile.manifest.run.no_text else tape,
-        "confirmed_acceptance": acceptance_table(target, drafts, continuations, max_k, progress, wanted=wanted),
+        "confirmed_acceptance": acceptance_table(target, drafts, continuations, chain(max_k), progress, wanted=wanted),
         "confirmed_runs": pd.DataFrame.from_records(rows, columns=schemas.RUNS.names),
         "confirmed_rounds": pd.DataFrame.from_records(rounds, columns=schemas.ROUNDS.names),
     }

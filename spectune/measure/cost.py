@@ -20,7 +20,7 @@ from spectune.measure import EAGER, OWN_ENGINE, Progress
 from spectune.measure.rounds import Stopwatch, TimedRounds
 from spectune.models.loading import LanguageModel
 from spectune.models.sampling import Sampling
-from spectune.models.scoring import ModelScorer, Repeatable, repeatable_forwards
+from spectune.models.scoring import ModelScorer, Repeatable, repeatable_forwards, repeatable_trees
 from spectune.profile import schemas
 from spectune.profile.costs import FORWARDS, KNOWN_WITHIN, READING
 from spectune.profile.manifest import Load
@@ -40,6 +40,11 @@ def verify_sizes(max_k: int, main: bool) -> list[int]:
     """The n at which a target's forward is timed: every one at the main load, few at others."""
     sizes = range(1, max_k + 2)
     return list(sizes) if main else sorted({1, 2, 3, 5, max_k + 1} & set(sizes))
+
+
+def tree_sizes(max_k: int) -> list[int]:
+    """The n at which forwards over trees are timed; two tokens beside the root are the fewest that branch."""
+    return sorted({3, 5, 9, 17, 33, max_k + 1} & set(range(3, max_k + 2)))
 
 
 def round_shapes(max_k: int) -> list[Shape]:
@@ -213,13 +218,17 @@ def _cells(target: LanguageModel, drafts: Mapping[str, Drafter], settings: CostS
         context = settings.context(load)
         forwards = repeatable_forwards(target, context, load.batch, verify_sizes(settings.max_k, place == 0))
         cells += _forward_cells("cost_p", None, forwards, load, target)
+        if any(method_of(spec).evidence == "tree" for spec in drafts):
+            trees = repeatable_trees(target, context, load.batch, tree_sizes(settings.max_k))
+            cells += _forward_cells("cost_p_tree", None, trees, load, target)
         for spec, drafter in drafts.items():
             proposing = drafter.work(context, load.batch, chain(settings.max_k), settings.samplings[0])
             cells += _forward_cells("cost_q", spec, proposing, load, target)
     cells += _reading_cells(target, drafts, settings)
     for spec, drafter in drafts.items():
-        proposing_in_rounds = drafter if method_of(spec).cost == "step" else None
-        cells += _round_cells(spec, proposing_in_rounds, target, round_shapes(settings.max_k), settings)
+        method, shapes = method_of(spec), round_shapes(settings.max_k)
+        proposing_in_rounds = drafter if method.cost == "step" else None
+        cells += _round_cells(spec, proposing_in_rounds, target, shapes, settings, method.evidence == "tree")
     return cells
 
 
@@ -271,12 +280,17 @@ def _reference_cells(target: LanguageModel, settings: CostSettings) -> list[Cell
 
 
 def _round_cells(
-    spec: str | None, drafter: Drafter | None, target: LanguageModel, shapes: Sequence[Shape], settings: CostSettings
+    spec: str | None,
+    drafter: Drafter | None,
+    target: LanguageModel,
+    shapes: Sequence[Shape],
+    settings: CostSettings,
+    branching: bool = False,
 ) -> list[Cell]:
     """Real rounds at the main load, greedy and (where asked for) sampled: what their forwards leave, and the whole."""
     measured = {sampling.greedy: sampling for sampling in reversed(settings.samplings)}
     main = settings.loads[0]
-    rounds = TimedRounds(target, drafter, settings.context(main), settings.seed)
+    rounds = TimedRounds(target, drafter, settings.context(main), settings.seed, branching)
     return [
         Cell(
             parts=("overhead", "round"),

@@ -13,7 +13,7 @@ from spectune.models.loading import LanguageModel
 from spectune.models.scoring import repeatable_forwards
 
 _WORTH = 1.3  # times as fast: less is not worth another law than the checkpoint's
-_CONTEXT_TOKENS, _PASSES = 64, 12
+_CONTEXT_TOKENS, TRIED_PASSES = 64, 12
 
 
 def worth_it(own_s: float, other_s: float) -> bool:
@@ -45,7 +45,7 @@ def fastest_in(load: Callable[[str], LanguageModel], max_k: int, say: Callable[[
 def _steps_s(models: tuple[LanguageModel, LanguageModel], max_k: int) -> list[float]:
     """Seconds of both steps together, medians."""
     work = [_work(model, max_k) for model in models]
-    samples = np.array([[[step() for step in steps] for steps in work] for _ in range(_PASSES)])
+    samples = np.array([[[step() for step in steps] for steps in work] for _ in range(TRIED_PASSES)])
     return [float(seconds) for seconds in np.median(samples[2:], axis=0).sum(axis=1)]  # the first ones are slow
 
 

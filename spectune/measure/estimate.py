@@ -1,7 +1,7 @@
 """What a profile will take, told before anything loads: from file headers, and a moment's test of the machine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
@@ -22,9 +22,9 @@ from spectune.measure.cost import (
     round_shapes,
     verify_sizes,
 )
-from spectune.measure.dtype import worth_it
-from spectune.measure.probe import forwards_s, recording_step_s
-from spectune.measure.recording import ROWS_PER_BATCH
+from spectune.measure.dtype import TRIED_PASSES, worth_it
+from spectune.measure.probe import Probe, read_tokens
+from spectune.measure.recording import ROWS_PER_BATCH, rows_per_shard
 from spectune.measure.rounds import Stopwatch
 from spectune.models.devices import free_bytes, resolve_device, resolve_dtype
 from spectune.models.loading import unpacked_folder
@@ -55,41 +55,47 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Machine:
+    """How fast it is at models of the target's kind."""
+
+    probe: Probe
     bytes_per_s: float  # of weights, for a token at a time
     flops: float  # for many tokens at once
 
-    def seconds(self, parameters: int, tokens: int, itemsize: int) -> float:
+    def seconds(self, parameters: int, tokens: int) -> float:
         """One forward: bound by the weights it reads, or by what it computes."""
-        return max(parameters * itemsize / self.bytes_per_s, 2 * parameters * tokens / self.flops)
+        weights = parameters * self.probe.dtype.itemsize
+        return max(weights / self.bytes_per_s, 2 * parameters * tokens / self.flops)
 
 
 def estimate_run(run: Run) -> Estimate:
     """Raises: ConfigError for a model whose size is not told by its headers."""
     device = resolve_device(run.device)
     target, unpacking = _sized(run.target)
-    dtype, machine = _settled(run, device, target)
     drafts = [(spec, *_draft_size(spec, target)) for spec in run.draft]
     _require_fitting(run)
-    prompts = [_tokens(prompt) for prompt in load_workload(run.workload).profiled]
-    temperatures = list(dict.fromkeys(run.temperature)) or [0.0, 1.0]
-    own = [size for spec, size, _ in drafts if method_of(spec).weights != "target"]
+    own = [size for spec, size, _ in drafts if method_of(spec).weights == "own"]
+    unpacked = unpacking + sum(d[2] for d in drafts)
+    machine, load_s = _settled(run, device, target, own, unpacked)
+    profiled = load_workload(run.workload).profiled
+    prompts = read_tokens(run.target, profiled) or [_tokens(prompt) for prompt in profiled]
+    temperatures, itemsize = _temperatures(run), machine.probe.dtype.itemsize
     seconds = {
-        "load": _load_s([target, *own], unpacking + sum(d[2] for d in drafts), dtype.itemsize),
-        "record": 0.0 if run.tape else _record_s(target, prompts, run, machine, device, dtype),
+        "load": load_s,
+        "record": 0.0 if run.tape else _record_s(target, prompts, run, machine),
         "replay": sum(
-            machine.seconds(size.parameters, (prompt + run.max_new_tokens) * len(temperatures), dtype.itemsize)
+            machine.seconds(size.parameters, (prompt + run.max_new_tokens) * len(temperatures))
             for spec, size, _ in drafts
             if method_of(spec).weights != "none"
             for prompt in prompts
         ),
-        "costs": _costs_s(target, [d[1] for d in drafts], prompts, run, machine, dtype.itemsize),
+        "costs": _costs_s(target, [d[1] for d in drafts], prompts, run, machine),
     }
     return Estimate(
         seconds=seconds,
-        memory_bytes=_memory(target, own, prompts, len(temperatures), run, dtype.itemsize),
+        memory_bytes=_memory(target, own, prompts, len(temperatures), run, itemsize),
         free_bytes=free_bytes(device),
         prompts=len(prompts),
-        disk_bytes=unpacking + sum(d[2] for d in drafts) + 40.0 * len(prompts) * len(temperatures) * run.max_new_tokens,
+        disk_bytes=unpacked + 40.0 * len(prompts) * len(temperatures) * run.max_new_tokens,
     )
 
 
@@ -97,7 +103,7 @@ def estimate_confirm(profile: Profile, token_s: Mapping[Choice, float], prompts:
     """Seconds by stage of a confirming run, by the profile's own costs; `token_s` are those of a token of each trial,
     plain decoding at its temperature among them.
     """
-    cells, run, itemsize = CostCells.of(profile.costs), profile.manifest.run, 4
+    cells, run = CostCells.of(profile.costs), profile.manifest.run
     held_out = [len(ids) for ids in profile.held_out["prompt_token_ids"].to_pylist() if ids is not None]
     prompt_tokens = sum(held_out) / len(held_out) if held_out else profile.main_load.context_tokens
     readers = [("read_p", None), *(("read_q", draft.spec) for draft in profile.manifest.drafts)]
@@ -108,7 +114,7 @@ def estimate_confirm(profile: Profile, token_s: Mapping[Choice, float], prompts:
     own = [size for draft in profile.manifest.drafts if method_of(draft.spec).weights == "own"
            for size, _ in [_sized(draft.model.name if draft.model else None)]]  # fmt: skip
     return {
-        "load": _load_s([target, *own], 0.0, itemsize),
+        "load": _load_s([target, *own], 0.0, getattr(torch, profile.manifest.environment.dtype)),
         "confirm": prompts * (prompt_tokens * reading + length * sum(token_s.values())),
         "replay": texts * (prompt_tokens + length) * reading,
     }
@@ -128,15 +134,48 @@ def _read_token_s(profile: Profile, cells: CostCells, part: str, draft: str | No
     return float(cells.resampled(key)[0]) / key.tokens
 
 
-def _settled(run: Run, device: torch.device, target: ModelSize) -> tuple[torch.dtype, "_Machine"]:
-    """The type that a run would take, and how fast the machine is in it."""
-    own = resolve_dtype(run.dtype, device, _stored_type(target))
+def _settled(
+    run: Run, device: torch.device, target: ModelSize, drafts: Sequence[ModelSize], unpacked_bytes: float
+) -> tuple[_Machine, float]:
+    """How fast the machine is in the type that a run would take, and how long it loads, trials of both types with it.
+
+    Of a model whose shape is not told, a layer of ordinary shape is timed.
+    """
+    sizes = (1, run.max_k + 1)
+    own = Probe(spec=run.target, device=device, dtype=resolve_dtype(run.dtype, device, _stored_type(target)))
+    steps, trial_s = own.forwards_s((*sizes, _TEST_ROWS)), 0.0
     if run.dtype == "auto" and device.type == "cpu":
-        other = torch.bfloat16 if own == torch.float32 else torch.float32
-        steps = [forwards_s(run.target, device, dtype, (1, run.max_k + 1)) for dtype in (own, other)]
-        if steps[0] and steps[1] and worth_it(sum(steps[0]), sum(steps[1])):
-            own = other
-    return own, _tested(run.target, target, device, own)
+        dtype = torch.bfloat16 if own.dtype == torch.float32 else torch.float32
+        other = replace(own, dtype=dtype)
+        others = other.forwards_s(sizes)
+        if steps and others:
+            trial_s = TRIED_PASSES * sum((*steps[:2], *others)) + _load_s([target], 0.0, other.dtype) - _START_S
+            if worth_it(sum(steps[:2]), sum(others)):
+                own, steps = other, other.forwards_s((*sizes, _TEST_ROWS))
+    weights, timed = (target.parameters, (steps[0], steps[2])) if steps else _ordinary_layer(device, own.dtype)
+    machine = _Machine(
+        probe=own, bytes_per_s=weights * own.dtype.itemsize / timed[0], flops=2 * weights * _TEST_ROWS / timed[1]
+    )
+    return machine, _load_s([target, *drafts], unpacked_bytes, own.dtype) + trial_s
+
+
+def _ordinary_layer(device: torch.device, dtype: torch.dtype) -> tuple[int, tuple[float, float]]:
+    """Its weights, and seconds for one row and for many."""
+    layer, stopwatch = (
+        torch.nn.Linear(_TEST_INPUTS, _TEST_OUTPUTS, bias=False, device=device, dtype=dtype),
+        Stopwatch(device),
+    )
+
+    def median_s(rows: int) -> float:
+        run = partial(layer, torch.randn(rows, _TEST_INPUTS, device=device).to(dtype))
+        return median([stopwatch.seconds(run) for _ in range(12)][3:])
+
+    with torch.inference_mode():
+        return layer.weight.numel(), (median_s(1), median_s(_TEST_ROWS))
+
+
+def _temperatures(run: Run) -> list[float]:
+    return list(dict.fromkeys(run.temperature)) or [0.0, 1.0]
 
 
 def _stored_type(size: ModelSize) -> torch.dtype:
@@ -178,28 +217,28 @@ def _draft_size(spec: str, target: ModelSize) -> tuple[ModelSize, float]:
     return (target, 0.0) if weights == "target" else _sized(spec)
 
 
-def _load_s(sizes: Sequence[ModelSize], unpacked_bytes: float, itemsize: int) -> float:
+def _load_s(sizes: Sequence[ModelSize], unpacked_bytes: float, dtype: torch.dtype) -> float:
     """Files are read and hashed as they are; weights of another dtype are copied into the one asked for."""
-    moved = sum(size.stored_bytes + size.parameters * itemsize for size in sizes) + 5 * unpacked_bytes
+    moved = sum(size.stored_bytes + size.parameters * dtype.itemsize for size in sizes) + 5 * unpacked_bytes
     return _START_S + moved / _LOAD_BYTES_PER_S
 
 
 def _costs_s(
-    target: ModelSize, drafts: Sequence[ModelSize], prompts: Sequence[int], run: Run, machine: _Machine, itemsize: int
+    target: ModelSize, drafts: Sequence[ModelSize], prompts: Sequence[int], run: Run, machine: _Machine
 ) -> float:
     """The budget, or what the fewest passes take: everything once and the forwards until they are steady, then six."""
     loads = len({1, *run.batch}) * (1 + len(set(run.context)))
-    step = machine.seconds(target.parameters, 1, itemsize)
+    step = machine.seconds(target.parameters, 1)
     main, others = (len(verify_sizes(run.max_k, main)) for main in (True, False))
     forwards = (main - 1 + PLAIN_STEPS_OF_A_PASS + others * (loads - 1)) * step
     rounds = step
     for size in drafts:
-        proposed = machine.seconds(size.parameters, 1, itemsize)
+        proposed = machine.seconds(size.parameters, 1)
         forwards += 2 * loads * proposed
         rounds += sum(step + shape.depth * proposed for shape in round_shapes(run.max_k))
     rounds *= min(2, len(set(run.temperature)) or 2)
     reading = sum(
-        machine.seconds(size.parameters, tokens, itemsize)
+        machine.seconds(size.parameters, tokens)
         for size in (target, *drafts)
         for tokens in {min(prompts), sorted(prompts)[len(prompts) // 2], max(prompts)}
     )
@@ -207,22 +246,28 @@ def _costs_s(
     return max(run.budget_s, least + rounds + reading + USUAL_WARM_UP_PASSES * forwards)
 
 
-def _record_s(
-    target: ModelSize, prompts: Sequence[int], run: Run, machine: _Machine, device: torch.device, dtype: torch.dtype
-) -> float:
+def _record_s(target: ModelSize, prompts: Sequence[int], run: Run, machine: _Machine) -> float:
     """Prompts one by one, then steps of whole batches; where the target's shape is not told, by its size."""
-    temperatures = list(dict.fromkeys(run.temperature)) or [0.0, 1.0]
-    copies, left = len(temperatures), len(prompts)
-    together = min(left, max(1, ROWS_PER_BATCH // copies))
-    cached = sorted(prompts)[-1 - (together - 1) // 2] + run.max_new_tokens // 2  # of the first batch, the longest
-    step_s = recording_step_s(run.target, device, dtype, together, cached, temperatures)
-    if step_s is None:
-        step_s = machine.seconds(target.parameters, together * copies, dtype.itemsize)
-    one_s, seconds = machine.seconds(target.parameters, 1, dtype.itemsize), 0.0
-    while left > 0:
-        seconds += run.max_new_tokens * max(one_s, step_s * min(left, together) / together)
-        left -= together
-    return seconds + sum(machine.seconds(target.parameters, tokens, dtype.itemsize) for tokens in prompts)
+    temperatures, seconds = _temperatures(run), 0.0
+    longest_first, together = sorted(prompts, reverse=True), _together(run, machine, prompts)
+    recorded = [longest_first[first : first + together] for first in range(0, len(prompts), together)]
+    padded = round(sum(part[0] * len(part) for part in recorded) / len(prompts))
+    rows = [temperature for temperature in temperatures for _ in range(together)]
+    timed = machine.probe.recording_s(padded + run.max_new_tokens // 2, rows)
+    one_s = machine.seconds(target.parameters, 1)
+    read_s, step_s = timed or (
+        machine.seconds(target.parameters, padded + run.max_new_tokens // 2),
+        machine.seconds(target.parameters, len(rows)),
+    )
+    for part in recorded:
+        seconds += run.max_new_tokens * max(one_s, step_s * len(part) / together)
+    return seconds + read_s * sum(prompts) / (padded + run.max_new_tokens // 2)
+
+
+def _together(run: Run, machine: _Machine, prompts: Sequence[int]) -> int:
+    """Prompts that are recorded side by side."""
+    rows = rows_per_shard(machine.probe.device, run.max_new_tokens)
+    return min(len(prompts), max(1, rows // len(_temperatures(run))))
 
 
 def _memory(
@@ -234,22 +279,3 @@ def _memory(
     logits = 3 * 8.0 * together * target.vocab_size  # a few float64 copies of a step's law
     weights = sum(size.parameters for size in (target, *drafts)) * itemsize
     return float(weights + 1.3 * cached + loads + logits + _RUNTIME_BYTES)
-
-
-def _tested(spec: str | None, target: ModelSize, device: torch.device, dtype: torch.dtype) -> _Machine:
-    """From some layers of the target itself; where its shape is not told, a layer of ordinary shape."""
-    weights, steps = target.parameters, forwards_s(spec, device, dtype, (1, _TEST_ROWS))
-    if steps is None:
-        layer, stopwatch = (
-            torch.nn.Linear(_TEST_INPUTS, _TEST_OUTPUTS, bias=False, device=device, dtype=dtype),
-            Stopwatch(device),
-        )
-        weights = layer.weight.numel()
-
-        def median_s(rows: int) -> float:
-            run = partial(layer, torch.randn(rows, _TEST_INPUTS, device=device).to(dtype))
-            return median([stopwatch.seconds(run) for _ in range(12)][3:])
-
-        with torch.inference_mode():
-            steps = [median_s(1), median_s(_TEST_ROWS)]
-    return _Machine(bytes_per_s=weights * dtype.itemsize / steps[0], flops=2 * weights * _TEST_ROWS / steps[1])

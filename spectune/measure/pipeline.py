@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 import spectune
+from spectune.choice import chain
 from spectune.errors import ProfileError
 from spectune.measure import OWN_ENGINE, Progress
 from spectune.measure.acceptance import acceptance_table
@@ -82,7 +83,7 @@ def _measured(
         tape = _tape(run, prepared, shards, progress)
     with _timed("replay"):
         texts = continuations(tape, prepared.samplings)
-        acceptance = acceptance_table(prepared.target, prepared.drafts, texts, run.max_k, progress, shards)
+        acceptance = acceptance_table(prepared.target, prepared.drafts, texts, chain(run.max_k), progress, shards)
     settings = _cost_settings(run, prepared, tape)
     with _timed("costs"):
         costs = shards.kept(

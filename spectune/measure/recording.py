@@ -168,8 +168,8 @@ def _read_prompt(model: LanguageModel, token_ids: list[int]) -> tuple[Cache, Ten
     logits = output.logits[0, :, : model.vocab_size]
     if judged < 1:
         return cache, logits[-1:], None
-    given = ids[0, -judged:, None].clamp(max=model.vocab_size - 1)
-    nats = -logits[:-1].double().log_softmax(-1).gather(-1, given).mean()
+    given = ids[0, -judged:].clamp(max=model.vocab_size - 1)
+    nats = torch.nn.functional.cross_entropy(logits[:-1].float(), given)
     return cache, logits[-1:], float(nats) if bool(nats.isfinite()) else None
 
 

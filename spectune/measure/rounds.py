@@ -13,6 +13,7 @@ from spectune.drafting import Drafter, Drafting, Proposal
 from spectune.models.loading import LanguageModel
 from spectune.models.sampling import Sampling
 from spectune.models.scoring import CachedSequence, Forward, ModelScorer, Scorer
+from spectune.tree import bushy
 
 
 class Stopwatch:
@@ -39,12 +40,14 @@ class Stopwatch:
 class TimedRounds:
     """Real rounds from one context, with the time spent in forwards known."""
 
-    def __init__(self, target: LanguageModel, drafter: Drafter | None, context: list[int], seed: int) -> None:
-        """Without a drafter, proposals cost nothing."""
+    def __init__(
+        self, target: LanguageModel, drafter: Drafter | None, context: list[int], seed: int, branching: bool = False
+    ) -> None:
+        """Without a drafter, proposals cost nothing; they may branch."""
         self._context, self._rng = context, np.random.default_rng(seed)
         self._clock = _ForwardClock(Stopwatch(target.device))
         self._drafting: Drafting = (
-            _Scripted() if drafter is None else drafter.through(self._clock.timed).open(self._rng)
+            _Scripted(branching) if drafter is None else drafter.through(self._clock.timed).open(self._rng)
         )
         layers = () if drafter is None else drafter.layers
         self._sequence = read_prompt(self._clock.timed(ModelScorer(target)), [self._drafting], context, layers)
@@ -106,9 +109,13 @@ class _TimedSequence:
 class _Scripted:
     """Proposes as many tokens as asked, at once: what is left of a round is the loop's own time."""
 
+    def __init__(self, branching: bool) -> None:
+        self._branching = branching
+
     def propose(self, token_ids: Sequence[int], shape: Shape, sampling: Sampling) -> Proposal:
         del sampling
-        return Proposal(draft_token_ids=torch.tensor(token_ids[: shape.nodes]))
+        parents = torch.tensor(bushy(shape.nodes)) if self._branching and shape.nodes > 1 else None
+        return Proposal(draft_token_ids=torch.tensor(token_ids[: shape.nodes]), parents=parents)
 
     def observe(self, committed: Forward) -> None:
         pass

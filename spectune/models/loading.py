@@ -181,6 +181,19 @@ def unpacked_folder(path: Path) -> Path:
     return cache_folder() / "gguf" / file_digest(path)[:16]
 
 
+def local_files(spec: str | None) -> str:
+    """Where a model's config and tokenizer are: a folder, or a hub id whose files the cache may hold.
+
+    Raises: FileNotFoundError for a .gguf file that was not unpacked yet.
+    """
+    path = embedded_gguf() if spec is None else model_path(spec)
+    if path.suffix != ".gguf":
+        return str(path if path.exists() else spec)
+    if not (unpacked_folder(path) / "config.json").exists():
+        raise FileNotFoundError(path)
+    return str(unpacked_folder(path))
+
+
 def _dequantised(path: Path, say: Callable[[str], None]) -> Path:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", "check the path")
@@ -285,25 +298,22 @@ def folder_digest(folder: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def prompt_token_ids(model: LanguageModel, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a request, through the model's chat template where it has one.
+def prompt_token_ids(tokenizer: Any, messages: Sequence[Message], name: str) -> list[int]:
+    """Token ids of a request to a model of that name, through its chat template where it has one.
 
     Raises: ConfigError where the template refuses the messages or nothing is left to condition on.
     """
-    tokenizer = model.tokenizer
     if getattr(tokenizer, "chat_template", None):
         chat = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         except Exception as error:
-            raise ConfigError(
-                f"{model.name}'s chat template refuses a prompt: {error}", "change its messages"
-            ) from error
+            raise ConfigError(f"{name}'s chat template refuses a prompt: {error}", "change its messages") from error
         ids = tokenizer.encode(text, add_special_tokens=False)
     else:
         ids = tokenizer.encode("\n\n".join(message.content for message in messages))
     if not ids:
-        raise ConfigError(f"a prompt has no tokens under {model.name}'s tokenizer", "remove it from the workload")
+        raise ConfigError(f"a prompt has no tokens under {name}'s tokenizer", "remove it from the workload")
     return list(ids)
 
 

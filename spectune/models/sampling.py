@@ -106,6 +106,23 @@ def sample(
     return token_ids.clamp(max=law.shape[-1] - 1)  # of a law that is no number
 
 
+def likeliest(logits: Tensor, count: int) -> Tensor:  # [..., vocab] → [..., count] token ids
+    """The largest logits first, of equal ones the smaller id first, which topk does not promise."""
+    values, token_ids = logits.topk(count, dim=-1)
+    if bool(((logits >= values[..., -1:]).sum(-1) > count).any()):  # a tie at the threshold
+        return logits.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    by_id = token_ids.sort(dim=-1).values
+    order = logits.gather(-1, by_id).sort(dim=-1, descending=True, stable=True).indices
+    return by_id.gather(-1, order)
+
+
+def ranks_of(token_ids: Tensor, logits: Tensor) -> Tensor:  # [...] and [..., vocab] → [...]
+    """The place of each token among its row's likeliest, 1 the first."""
+    own = logits.gather(-1, token_ids[..., None])
+    smaller = torch.arange(logits.shape[-1], device=logits.device) < token_ids[..., None]
+    return 1 + ((logits > own) | ((logits == own) & smaller)).sum(-1)
+
+
 def uniform_stream(seed: int, key: str, count: int) -> NDArray[np.float64]:
     """`count` uniforms that depend on (seed, key, step) only, never on what else runs beside them."""
     words = [seed % 2**64, *(int(key[i : i + 16], 16) for i in range(0, 64, 16))]

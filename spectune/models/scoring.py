@@ -14,6 +14,7 @@ from torch import Tensor
 from spectune.errors import ConfigError, DeviceError
 from spectune.models.kv_cache import cache_argument, keep_entries, new_cache
 from spectune.models.loading import LanguageModel
+from spectune.tree import attention_mask, bushy
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"  # names itself where memory runs out; its error has no type of its own
 
@@ -41,8 +42,9 @@ class CachedSequence(Protocol):
     def extend(self, token_ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Forward:
         """Append tokens, [n]; the forward over them.
 
-        Of a tree, `positions`, [n], are their places in the text, and `mask`, [n, n], tells which of the others each
-        may attend to (True); all of them see what is cached. By default each follows the one before.
+        Of a tree, `positions`, [n], are their places in the text, and `mask`, [n, m + n], tells which of the last m
+        cached entries and of the others each may attend to (True); all of them see what is cached before. By default
+        each follows the one before.
         """
 
     def read(self, token_ids: Tensor) -> Forward:
@@ -98,18 +100,22 @@ class ModelSequence:
         self._model, self._rows, self._layers = model, rows, tuple(layers)
         self._cache = new_cache()
         self._length = 0
+        self._positions = torch.empty(0, dtype=torch.long)  # of what is cached
 
     def extend(self, token_ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Forward:
         """Append tokens; the forward over them."""
-        tree: dict[str, Tensor] = {}
+        follow = torch.arange(self._length, self._length + len(token_ids)) if positions is None else positions
+        self._positions = torch.cat([self._positions, follow.to(self._positions)])
+        tree: dict[str, Any] = {}
         if positions is not None:
-            tree["position_ids"] = positions.expand(self._rows, -1)
+            tree["position_ids"] = positions.to(self._model.device).expand(self._rows, -1)
         if mask is not None:
             tree["attention_mask"] = self._additive(mask)
         return self._forward(token_ids, len(token_ids), tree)
 
     def read(self, token_ids: Tensor) -> Forward:
         """Append tokens of whose logits only the last are asked for."""
+        self._positions = torch.arange(self._length + len(token_ids))
         return self._forward(token_ids, 1, {})
 
     @torch.inference_mode()
@@ -127,12 +133,24 @@ class ModelSequence:
         features = {layer: output.hidden_states[layer][0] for layer in self._layers}
         return Forward(output.logits[0, :, : self._model.vocab_size], features)
 
-    def _additive(self, mask: Tensor) -> Tensor:  # [rows, 1, n, cached + n]
-        """Everything cached is seen; a float mask, since a bool one is read otherwise by some attention code."""
-        seen = torch.ones(len(mask), self._length, dtype=torch.bool, device=mask.device)
+    def _additive(self, mask: Tensor) -> Tensor | dict[str, Tensor]:  # [rows, 1, n, cached + n], by kind of layer
+        """What the mask does not tell of is seen, as far as a layer's window goes; a float mask, since a bool one is
+        read otherwise by some attention code.
+        """
+        count, told = mask.shape
+        seen = torch.ones(count, self._length + count, dtype=torch.bool, device=mask.device)
+        seen[:, -told:] = mask
+        kinds, window = _attention_kinds(self._model)
+        if kinds == {_FULL}:
+            return self._floats(seen)
+        near = self._positions[None, :] > self._positions[-count:, None] - window
+        windowed = self._floats(seen & near.to(seen.device))
+        return {_FULL: self._floats(seen), _SLIDING: windowed} if kinds else windowed
+
+    def _floats(self, seen: Tensor) -> Tensor:
         dtype = self._model.dtype
-        hidden = torch.zeros(mask.shape[0], self._length + mask.shape[1], dtype=dtype, device=mask.device)
-        hidden.masked_fill_(~torch.cat([seen, mask], 1), torch.finfo(dtype).min)
+        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        hidden.masked_fill_(~seen, torch.finfo(dtype).min)
         return hidden.to(self._model.device).expand(self._rows, 1, -1, -1)
 
     def keep(self, length: int, path: Tensor | None = None) -> None:
@@ -140,6 +158,7 @@ class ModelSequence:
         kept = length if path is None else length + len(path)
         if path is not None and len(path):
             keep_entries(self._cache, length, path)
+        self._positions = torch.arange(kept)
         if kept < self._length:
             self._cache.crop(kept - self._length)
             self._length = kept
@@ -147,11 +166,29 @@ class ModelSequence:
     def fork(self) -> "ModelSequence":
         """Another sequence that holds the same tokens, so that a prompt is read once."""
         twin = ModelSequence(self._model, self._rows, self._layers)
-        twin._length = self._length
+        twin._length, twin._positions = self._length, self._positions
         for index, layer in enumerate(self._cache.layers):
             if layer.keys is not None:
                 twin._cache.update(layer.keys, layer.values, index)
         return twin
+
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _attention_kinds(model: LanguageModel) -> tuple[set[str], int]:
+    """The kinds of layers that a model tells apart, none where all have a window; and that window.
+
+    Raises: ConfigError for layers that look at the text in another way.
+    """
+    config = model.network.config.get_text_config()
+    window, kinds = getattr(config, "sliding_window", None), set(getattr(config, "layer_types", None) or ())
+    if other := kinds - {_FULL, _SLIDING}:
+        problem = f"{model.name} has layers of {', '.join(sorted(other))}, which cannot verify a tree"
+        raise ConfigError(problem, "use a chain")
+    if not window or kinds == {_FULL}:
+        return {_FULL}, 0
+    return kinds, int(window)
 
 
 def _asking(layers: Sequence[int]) -> dict[str, bool]:
@@ -176,6 +213,20 @@ def repeatable_forwards(
     sequence.read(token_ids)
     forward, undo = sequence.read if last_only else sequence.extend, partial(sequence.keep, len(context))
     return {n: Repeatable(run=partial(forward, token_ids[:n]), undo=undo) for n in sizes}
+
+
+def repeatable_trees(
+    model: LanguageModel, context: Sequence[int], rows: int, sizes: Sequence[int]
+) -> dict[int, Repeatable]:
+    """Forwards over trees of n tokens, the root among them, behind the same cached context."""
+    sequence, token_ids = ModelSequence(model, rows), torch.tensor(context, device=model.device)
+    sequence.read(token_ids)
+
+    def extend(n: int) -> None:
+        mask = torch.from_numpy(attention_mask(bushy(n - 1)))
+        sequence.extend(token_ids[:n], len(context) - 1 + mask.sum(-1), mask)
+
+    return {n: Repeatable(run=partial(extend, n), undo=partial(sequence.keep, len(context))) for n in sizes}
 
 
 class out_of_memory_as_device_error:  # noqa: N801 - reads as a statement

@@ -16,7 +16,7 @@ from spectune.stats import Floats, median_half_width, steady_seconds
 
 RESAMPLES = 2000
 FOLDS = 5
-FORWARDS = ("cost_p", "cost_q", "reference")
+FORWARDS = ("cost_p", "cost_p_tree", "cost_q", "reference")
 """Parts of known work, which tell how fast the machine was in a pass; the others are real rounds, or whole prompts."""
 READING = ("read_p", "read_q")
 """A prompt read by the target, and by a draft: long, hence few samples, and no part of a round."""
@@ -24,6 +24,7 @@ KNOWN_WITHIN = 0.03
 _KEYS = ["part", "draft", "temperature", "draft_steps", "tokens", "batch", "context_tokens"]
 _FORWARD_NAMES = {
     "cost_p": "verify n",
+    "cost_p_tree": "verify a tree, n",
     "cost_q": "draft n",
     "reference": "reference product n",
     "read_p": "prompt of n",

@@ -36,12 +36,16 @@ ACCEPTANCE = pa.schema(
         pa.field("ranks", pa.list_(pa.int32())),  # of the token written, 1 = likeliest
         pa.field("proposed_tokens", pa.list_(pa.int16())),  # by a round that starts here
         pa.field("matched_tokens", pa.list_(pa.int16())),  # how many of them are what the target wrote
-        pa.field("start_ranks", pa.list_(pa.list_(pa.int16()))),  # by start and depth, of the token written
+        pa.field(
+            "start_ranks", pa.list_(pa.list_(pa.int16()))
+        ),  # by start and depth: the token's place in a tree's growth
     ]
 )
 COSTS = pa.schema(
     [
-        _required("part", pa.string()),  # cost_p, cost_q, overhead, round (a whole one), read_p, read_q or reference
+        _required(
+            "part", pa.string()
+        ),  # cost_p, cost_p_tree, cost_q, overhead, round (whole), read_p, read_q, reference
         pa.field("draft", pa.string()),  # null where the part does not depend on it
         pa.field("temperature", pa.float64()),  # null where the part does not depend on it
         _required("engine", pa.string()),

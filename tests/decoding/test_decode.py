@@ -344,7 +344,7 @@ def decoded_rounds(target, drafter, prompt, K, temperature, tokens, seed=0) -> D
 def evidence_columns(drafter: Drafter, rows: list[Continuation], max_k: int) -> dict[str, np.ndarray]:
     """Evidence of continuations of one length, each field as [T, rows]."""
     unread = [Scored(logprobs=None)] * len(rows)
-    found = [dataclasses.asdict(one) for one in drafter.evidence(rows, unread, max_k)]
+    found = [dataclasses.asdict(one) for one in drafter.evidence(rows, unread, chain(max_k))]
     return {name: np.stack([one[name] for one in found], 1) for name, first in found[0].items() if first is not None}
 
 

@@ -45,8 +45,8 @@ class Fixed:
     def work(self, context, rows, shape, sampling):
         return {1: Repeatable(run=lambda: self.propose(context, shape, sampling))}
 
-    def evidence(self, continuations, scored, max_k) -> list[Evidence]:
-        return [self._evidence(list(continuation.token_ids), TOKENS[:max_k]) for continuation in continuations]
+    def evidence(self, continuations, scored, largest) -> list[Evidence]:
+        return [self._evidence(list(continuation.token_ids), TOKENS[: largest.depth]) for continuation in continuations]
 
     def _evidence(self, written: list[int], proposed: list[int]) -> Evidence:
         matched = np.zeros(len(written), np.int16)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spectune.choice import chain
+from spectune.choice import Shape, chain
 from spectune.drafting import Continuation, Scored
 from spectune.drafting.ngram import NgramDrafter
 from spectune.errors import ConfigError
@@ -90,7 +90,7 @@ def test_proposals_are_point_masses_and_the_drafter_keeps_no_state(context, coun
 def test_evidence_says_what_a_round_at_each_position_would_propose_and_get_right(prompt, written, bounds, max_k):
     drafter = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1])
     continuation = Continuation(prompt_id="0", prompt_token_ids=prompt, token_ids=written, sampling=GREEDY)
-    (evidence,) = drafter.evidence([continuation], [UNREAD], max_k)
+    (evidence,) = drafter.evidence([continuation], [UNREAD], chain(max_k))
     for start in range(len(written)):
         proposal = brute_force([*prompt, *written[:start]], *bounds, max_k)
         right = 0
@@ -110,9 +110,9 @@ def test_evidence_of_several_continuations_is_that_of_each():
         Continuation(prompt_id=str(seed), prompt_token_ids=prompt, token_ids=tokens, sampling=GREEDY)
         for seed, (prompt, tokens) in enumerate([([1, 2, 1], [2, 1, 3]), ([4], [4, 4, 4, 4, 4]), ([0, 1], [2])])
     ]
-    together = drafter.evidence(rows, [UNREAD] * len(rows), 4)
+    together = drafter.evidence(rows, [UNREAD] * len(rows), chain(4))
     for row, found in zip(rows, together, strict=True):
-        (alone,) = drafter.evidence([row], [UNREAD], 4)
+        (alone,) = drafter.evidence([row], [UNREAD], chain(4))
         assert np.array_equal(found.proposed_tokens, alone.proposed_tokens)
         assert np.array_equal(found.matched_tokens, alone.matched_tokens)
 
@@ -121,3 +121,100 @@ def test_evidence_of_several_continuations_is_that_of_each():
 def test_lengths_out_of_range_are_refused(shortest, longest):
     with pytest.raises(ConfigError):
         NgramDrafter(min_tokens=shortest, max_tokens=longest)
+
+
+# --- trees of several occurrences ------------------------------------------------------------------------------------
+
+
+def paths_of(tokens: list[int], parents: list[int]) -> list[list[int]]:
+    paths: list[list[int]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+    return paths
+
+
+def occurrences(context: list[int], bounds: tuple[int, int]) -> list[tuple[int, int]]:
+    """End of each earlier place that matches at least the shortest suffix, and how many tokens match."""
+    found = []
+    for end in range(len(context) - 1):
+        matches = 0
+        while matches < min(bounds[1], end + 1) and context[end - matches] == context[-1 - matches]:
+            matches += 1
+        if matches >= bounds[0]:
+            found.append((end, matches))
+    return found
+
+
+def literal_growth(
+    context: list[int], bounds: tuple[int, int], branches: int, depth: int, nodes: int
+) -> list[list[int]]:
+    """Always the likeliest child of what is there: the definition, without a heap."""
+    found = occurrences(context, bounds)
+    share, left = {}, 1.0
+    for length in sorted({matches for _, matches in found}, reverse=True):
+        count = sum(matches == length for _, matches in found)
+        share[length] = left / (count + 1)
+        left /= count + 1
+    likelihood, grown = {(): sum(share[matches] for _, matches in found)}, []
+
+    def through(path: tuple[int, ...]) -> list[tuple[int, int]]:
+        return [(end, m) for end, m in found if context[end + 1 : end + 1 + len(path)] == list(path)]
+
+    def offers(path: tuple[int, ...]) -> list[tuple[float, int, tuple[int, ...]]]:
+        own = through(path)
+        total, goes_on = sum(share[m] for _, m in own), len(own) / (len(own) + 1) if path else 1.0
+        children = []
+        for token in {context[end + 1 + len(path)] for end, _ in own if end + 1 + len(path) < len(context)}:
+            after = through((*path, token))
+            mass = sum(share[m] for _, m in after) / total
+            children.append((likelihood[path] * goes_on * mass, max(end for end, _ in after), (*path, token)))
+        return sorted(children, key=lambda child: (-round(child[0], 12), -child[1]))[:branches]
+
+    while len(grown) < nodes:
+        open_ = [child for path in [(), *grown] if len(path) < depth for child in offers(path) if child[2] not in grown]
+        if not open_:
+            break
+        mass, _, path = min(open_, key=lambda child: (-round(child[0], 12), -child[1]))
+        likelihood[path] = mass
+        grown.append(path)
+    return [list(path) for path in grown]
+
+
+@unhurried
+@given(contexts.filter(bool), bounds, st.integers(2, 3), st.integers(1, 4), st.integers(1, 8))
+@example([0, 1, 0, 2, 0], (1, 1), 2, 3, 6)
+def test_a_tree_has_the_likeliest_of_what_followed_all_occurrences(context, bounds, branches, depth, nodes):
+    drafter = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1], branches=branches)
+    tokens, parents = drafter.grown(np.array(context), Shape(depth, nodes))
+    assert sorted(paths_of(tokens, parents)) == sorted(literal_growth(context, bounds, branches, depth, nodes))
+    assert all(parent < node for node, parent in enumerate(parents))
+
+
+@unhurried
+@given(contexts.filter(bool), bounds, st.integers(1, 6), st.integers(1, 6))
+def test_a_tree_of_fewer_nodes_is_the_start_of_one_of_more(context, bounds, few, many):
+    few, many = sorted((few, many))
+    drafter = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1], branches=3)
+    small, large = (drafter.grown(np.array(context), Shape(4, nodes)) for nodes in (few, many))
+    assert small == (large[0][:few], large[1][:few])
+
+
+def test_both_of_two_occurrences_are_proposed():
+    drafter = NgramDrafter(min_tokens=1, max_tokens=4, branches=2)
+    tokens, parents = drafter.grown(np.array([7, 1, 5, 7, 2, 6, 7]), Shape(2, 4))
+    assert paths_of(tokens, parents) == [[2], [1], [2, 6], [1, 5]]  # as often, so the more recent first
+
+
+@unhurried
+@given(contexts.filter(bool), contexts.filter(bool), bounds, st.integers(1, 6))
+def test_evidence_of_trees_tells_for_every_budget_what_a_round_would_get_right(prompt, written, bounds, most):
+    drafter = NgramDrafter(min_tokens=bounds[0], max_tokens=bounds[1], branches=3)
+    continuation = Continuation(prompt_id="0", prompt_token_ids=prompt, token_ids=written, sampling=GREEDY)
+    (evidence,) = drafter.evidence([continuation], [UNREAD], Shape(4, most))
+    for start in range(len(written)):
+        for nodes in range(1, most + 1):
+            grown = drafter.grown(np.array([*prompt, *written[:start]]), Shape(4, nodes))
+            matching = [len(path) for path in paths_of(*grown) if path == written[start : start + len(path)]]
+            assert max(matching, default=0) == sum(rank <= nodes for rank in evidence.start_ranks[start])
+            assert len(grown[0]) == min(nodes, evidence.proposed_tokens[start])
+        assert evidence.matched_tokens[start] == len(evidence.start_ranks[start])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spectune.checkpoints.embedded import embedded_gguf
+from spectune.choice import chain
 from spectune.errors import ConfigError
 from spectune.models.loading import load_model
 
@@ -72,7 +73,7 @@ def test_replayed_rounds_are_the_rounds_of_real_decoding(target, workload, tmp_p
         decoded = speculative_decode(ModelScorer(target), drafter, ids, k, 0.0, max_new_tokens=length)
         assert decoded.token_ids == plain.token_ids
         row = Continuation(prompt_id="0", prompt_token_ids=ids, token_ids=plain.token_ids, sampling=Sampling())
-        evidence = drafter.evidence([row], [Scored(logprobs=None)], k)[0]
+        evidence = drafter.evidence([row], [Scored(logprobs=None)], chain(k))[0]
         accept = (np.arange(k)[None, :] < evidence.matched_tokens[:, None]).astype(float)[:, :, None]
         replayed = replay(accept, np.array([length]), evidence.proposed_tokens[:, None].astype(int))
         assert np.flatnonzero(replayed.starts[k - 1, :, 0]).tolist() == [r.start for r in decoded.rounds]

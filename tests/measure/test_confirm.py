@@ -21,6 +21,7 @@ from tests.checkpoints import WORDS, save_checkpoint
 from tests.profiles import decoded, fitted_settings, make_profile
 from tests.report.test_skill import LITERALS, unexplained_numbers
 
+TREE = "ngram:min=1,max=4,branches=3"
 PROMISED = {
     "draft", "num_speculative_tokens", "temperature", "predicted_speedup", "predicted_low", "predicted_high",
     "replayed_speedup", "measured_speedup", "measured_low", "measured_high", "measured_tokens", "acceptance_length",
@@ -34,7 +35,20 @@ def profiled(tmp_path_factory):
     target, draft = save_checkpoint(folder / "target"), save_checkpoint(folder / "draft", seed=1)
     lines = [{"prompt": " ".join(WORDS[i : i + 5 + i % 7]), "category": "ab"[i % 2]} for i in range(48)]
     (folder / "w.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    options = ["--draft", draft, "--draft", "ngram", "--temperature", "0", "--temperature", "0.7", "--max-k", "4"]
+    options = [
+        "--draft",
+        draft,
+        "--draft",
+        "ngram",
+        "--draft",
+        TREE,
+        "--temperature",
+        "0",
+        "--temperature",
+        "0.7",
+        "--max-k",
+        "4",
+    ]
     options += ["--workload", str(folder / "w.jsonl"), "--max-new-tokens", "24", "--budget-s", "0.5"]
     assert run(["profile", "--target", target, *options, "-o", str(folder / "p")]) == 0
     return folder / "p", draft
@@ -48,14 +62,15 @@ def confirmed(directory, capsys, *options: str) -> dict:
 def test_real_decoding_takes_the_rounds_that_replay_says(profiled, capsys) -> None:
     directory, draft = profiled
     before = load_profile(directory).manifest.tables
-    seen = confirmed(directory, capsys, "--draft", draft, "--draft", "ngram", "-k", "1", "-k", "2", "-k", "4")
+    drafts = ["--draft", draft, "--draft", "ngram", "--draft", TREE]
+    seen = confirmed(directory, capsys, *drafts, "-k", "1", "-k", "2", "-k", "4")
     profile = load_profile(directory)
     assert profile.manifest.tables == before
     assert {(s["draft"], s["num_speculative_tokens"], s["temperature"]) for s in seen["settings"]} == {
-        (spec, k, t) for spec in (draft, "ngram:min=1,max=4") for k in (1, 2, 4) for t in (0.0, 0.7)
+        (spec, k, t) for spec in (draft, "ngram:min=1,max=4", TREE) for k in (1, 2, 4) for t in (0.0, 0.7)
     }
     runs = with_rounds(profile)
-    for spec in (draft, "ngram:min=1,max=4"):
+    for spec in (draft, "ngram:min=1,max=4", TREE):
         for k in (1, 2, 4):
             own = runs[(runs["draft"] == spec) & (runs["depth"] == k) & (runs["temperature"] == 0)]
             rows, variance = whole_texts(written_evidence(profile, spec, own["continuation"].tolist(), 0.0), k, 24)
@@ -87,7 +102,7 @@ def test_every_text_is_kept_once_and_every_draft_is_judged_on_plain_texts(profil
     assert (greedy == 1).all()  # speculative decoding writes what plain decoding does
     plainly = set(seen.plain_continuations)
     assert len(plainly) == 12
-    for spec in (draft, "ngram:min=1,max=4"):
+    for spec in (draft, "ngram:min=1,max=4", TREE):
         own = {*plainly, *runs.loc[runs["draft"] == spec, "continuation"]}
         assert set(evidence.loc[evidence["draft"] == spec, "continuation"]) == own
     rounds = seen.rounds.to_pandas().merge(runs, on="run")
@@ -103,7 +118,7 @@ def test_all_prompts_judge_acceptance(profiled, capsys) -> None:
     assert [len(e.written) for e in joined] == [len(e.written) + 6 * (e.temperature == 0) for e in alone]
     answer = recommend(profile, 0.0)
     assert (answer.applies_to.profiled_prompts, answer.applies_to.confirmed_prompts) == (36, 6)
-    assert answer.predicted.draft in (draft, "ngram:min=1,max=4")
+    assert answer.predicted.draft in (draft, "ngram:min=1,max=4", TREE)
 
 
 def test_rounds_that_replay_does_not_explain_are_named(profiled, capsys) -> None:

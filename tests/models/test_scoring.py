@@ -14,7 +14,7 @@ def path_to(node: int) -> list[int]:
     return [] if node < 0 else [*path_to(PARENTS[node]), node]
 
 
-@pytest.fixture(scope="module", params=[name for name in ARCHITECTURES if "sliding" not in name])
+@pytest.fixture(scope="module", params=ARCHITECTURES)
 def model(request):
     return wrap_model(tiny_network(request.param, seed=3))
 
