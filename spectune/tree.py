@@ -222,6 +222,32 @@ def best_by_counts(counts: Mapping[Ranks, float], nodes: int, depth: int) -> Tok
     return best_tree(nodes, depth, lambda path: sorted(below.get(path, ()), key=lambda child: (-child[0], child[1])))
 
 
+def rank_table(given: Sequence[str], tree: TokenTree) -> NDArray[np.float64]:
+    """[depth, ranks] from `0.6,0.2,0.1` for every depth, or one such text for each; ranks not told are never right.
+
+    Raises: ConfigError for what are no chances, or too few for the tree.
+    """
+    try:
+        rows = [[float(part) for part in text.split(",")] for text in given]
+    except ValueError as error:
+        raise ConfigError(f"rank acceptance {','.join(given)!r} is not understood", "write 0.6,0.2,0.1") from error
+    for row in rows:
+        if not all(0.0 <= chance <= 1.0 for chance in row) or sum(row) > 1.0 + 1e-9:
+            problem = f"rank acceptances {', '.join(f'{chance:g}' for chance in row)} are no chances of one token"
+            raise ConfigError(problem, "give numbers from 0 to 1 that add up to at most 1")
+    if len(rows) not in (1, tree.depth):
+        problem = f"{len(rows)} rank acceptances for a tree of depth {tree.depth}"
+        raise ConfigError(problem, "give one for all depths, or one for each")
+    ranks = max(path[-1] for path in tree.paths)
+    if min(map(len, rows)) < ranks:
+        raise ConfigError(f"the tree takes {ranks} ranks, fewer are told", f"give {ranks} numbers, or a narrower tree")
+    table = np.zeros((tree.depth, max(map(len, rows))))
+    for depth in range(tree.depth):
+        row = rows[depth if len(rows) > 1 else 0]
+        table[depth, : len(row)] = row
+    return table
+
+
 def tree_value(tree: TokenTree, acceptance: NDArray[np.float64]) -> float:
     """Expected tokens of a round where ranks are independent across depths, the bonus token included."""
     return 1.0 + sum(

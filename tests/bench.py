@@ -220,6 +220,18 @@ def planning(folder: Path) -> list[Bound]:
     ]
 
 
+def trees() -> list[Bound]:
+    """The best tree of 256 nodes and depth 12 along 54 texts of 64 tokens, by every way of building, each replayed."""
+    import numpy as np
+
+    from spectune.decide.trees import best_replayed
+
+    rng = np.random.default_rng(0)
+    ranks = rng.geometric(rng.choice([0.4, 0.8], 54), (64, 54))
+    spent = statistics.median(seconds(lambda: best_replayed(ranks, 256, 12, np.full(54, 52))) for _ in range(5))
+    return [Bound("the best tree of 256 nodes and depth 12", spent, 1.0, unit=" s")]
+
+
 def starting(profile: Path, folder: Path) -> list[Bound]:
     """Whole processes: `recommend`, and `--help` against a bare typer app."""
     bare = folder / "bare.py"
@@ -247,7 +259,7 @@ def starting(profile: Path, folder: Path) -> list[Bound]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFT"))
-    parser.add_argument("--only", action="append", choices=("start", "decode", "record", "grid"))
+    parser.add_argument("--only", action="append", choices=("start", "tree", "decode", "record", "grid"))
     parser.add_argument("--profile", type=Path, default=Path("profiles/demo"))
     asked = parser.parse_args()
     load = os.getloadavg()[0]
@@ -263,6 +275,7 @@ def main() -> int:
             profile = folder / "demo"
         parts = {
             "start": lambda: [*starting(profile, folder), *planning(folder)],
+            "tree": trees,
             "decode": lambda: [*decoding(asked.pair), *rounds(asked.pair)],
             "record": recording,
             "grid": lambda: grid(folder),

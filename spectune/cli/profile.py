@@ -33,7 +33,9 @@ def profile(
     draft: Annotated[
         list[str] | None,
         option(
-            "SPEC", f"Draft: a model, layers:N (the target's first N), or {DEFAULT_DRAFT} (,branches=4: a tree). Repeatable. Default: n-gram."
+            "SPEC",
+            f"Draft: a model, layers:N (the target's first N), or {DEFAULT_DRAFT}; with ,branches=4 a tree. "
+            "Repeatable. Default: n-gram.",
         ),
     ] = None,
     workload: Annotated[

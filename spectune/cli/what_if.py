@@ -8,11 +8,24 @@ from spectune.choice import LONGEST
 from spectune.cli.options import flag, option
 from spectune.errors import ConfigError
 
+_TREE_ASSUMPTION = (
+    "verifying all nodes is taken to cost one plain step, a level one draft step: measured rounds say more"
+)
 _ASSUMPTION = "verifying K + 1 tokens is taken to cost one plain step: measured rounds say more"
 
 
 def what_if(
-    alpha: Annotated[float, option("A", "Acceptance at every position, from 0 to 1.")],
+    alpha: Annotated[float | None, option("A", "Acceptance at every position, from 0 to 1.")] = None,
+    tree: Annotated[
+        str | None, option("TREE", "Price a tree, with --rank-acceptance: 4,2,2 children by depth, or paths 1;2;1.1.")
+    ] = None,
+    rank_acceptance: Annotated[
+        list[str] | None,
+        option(
+            "A1,A2,…",
+            "How likely the draft's first, second, … token is right. One: at every depth. Repeated: by depth.",
+        ),
+    ] = None,
     cost_ratio: Annotated[
         float | None, option("C", "cost_q/cost_p: a draft step in plain steps of the target.")
     ] = None,
@@ -24,9 +37,18 @@ def what_if(
     max_k: Annotated[int | None, option("N", "Largest K of the table, in tokens. Default: 16.")] = None,
     as_json: Annotated[bool, flag("Print JSON on stdout.", "--json")] = False,
 ) -> None:
-    """Price a draft by the formula (1 − α^(K+1))/(1 − α), from a cost ratio or from measured times."""
+    """Price a draft by the formula (1 − α^(K+1))/(1 − α), from a cost ratio or from measured times; or a tree."""
     from spectune.speedup import best_row, break_even_alpha, fastest_row, speedup_rows
 
+    if tree is not None or rank_acceptance:
+        if alpha is not None or tree is None or not rank_acceptance or max_k is not None:
+            raise ConfigError(
+                "a tree is priced by its ranks", "give --tree and --rank-acceptance, no --alpha or --max-k"
+            )
+        print(_tree_text(tree, rank_acceptance, cost_ratio, plain_s, round_s or [], as_json))
+        return
+    if alpha is None:
+        raise ConfigError("an acceptance is needed", "give --alpha, or --tree with --rank-acceptance")
     costs = _costs(cost_ratio, plain_s, round_s or [], max_k)
     rows = speedup_rows(alpha, costs)
     best, reported = best_row(rows), fastest_row(rows).num_speculative_tokens
@@ -38,6 +60,37 @@ def what_if(
     }
     assumes = [] if cost_ratio is None else [_ASSUMPTION]
     print(json.dumps(result, indent=2, allow_nan=False) if as_json else "\n".join([_text(result), *assumes]))
+
+
+def _tree_text(
+    text: str, ranks: list[str], ratio: float | None, plain_s: float | None, round_s: list[float], as_json: bool
+) -> str:
+    """A tree beside the chain inside it and the best tree of as many nodes, ranks of different depths independent."""
+    from spectune.tree import best_by_products, chain_tree, rank_table, tree_of_text, tree_value
+
+    tree = tree_of_text(text)
+    table = rank_table(ranks, tree)
+    if len(round_s) > 1:
+        raise ConfigError("a tree has one round", "give --round-s once")
+    round_steps = _costs(ratio, plain_s, round_s, tree.depth)[tree.depth]
+    chain, best = chain_tree(tree.depth), best_by_products(table, tree.nodes)
+    rows: list[dict[str, Any]] = []
+    for what, shape in (("tree", tree), ("chain inside it", chain), ("best of as many nodes", best)):
+        tokens, equal = tree_value(shape, table), (shape.nodes, shape.depth) == (tree.nodes, tree.depth)
+        row = {"what": what, "tree": shape.text, "nodes": shape.nodes, "depth": shape.depth, "width": shape.width}
+        steps = _costs(ratio, None, [], shape.depth)[shape.depth] if ratio is not None else round_steps
+        rows.append(
+            {**row, "expected_tokens": tokens, "speedup": tokens / steps if equal or ratio is not None else None}
+        )
+    if as_json:
+        return json.dumps({"rows": rows}, indent=2, allow_nan=False)
+    lines = [f"{'':<22}  {'nodes':>5}  {'depth':>5}  {'width':>5}  {'tokens/round':>12}  {'speed-up':>8}"]
+    for row in rows:
+        speedup = "not timed" if row["speedup"] is None else f"{row['speedup']:.3f}"
+        shown = f"{row['what']:<22}  {row['nodes']:>5}  {row['depth']:>5}  {row['width']:>5}"
+        lines.append(f"{shown}  {row['expected_tokens']:>12.3f}  {speedup:>8}")
+    lines.append(f"the best is {best.text}; ranks at different depths are taken as independent")
+    return "\n".join([*lines, *([] if ratio is None else [_TREE_ASSUMPTION])])
 
 
 def _costs(ratio: float | None, plain_s: float | None, round_s: list[float], max_k: int | None) -> dict[int, float]:

@@ -15,7 +15,7 @@ from spectune.measure import SilentProgress
 from spectune.measure.recording import record_tape
 from spectune.measure.rounds import Stopwatch
 from spectune.measure.tape import TapePrompt
-from spectune.models.loading import LanguageModel, local_files, prompt_token_ids, wrap_model
+from spectune.models.loading import LanguageModel, chat_token_ids, local_files, wrap_model
 from spectune.models.sampling import Sampling
 from spectune.models.scoring import repeatable_forwards
 from spectune.workload.prompts import Prompt
@@ -78,7 +78,7 @@ def read_tokens(spec: str | None, prompts: Sequence[Prompt]) -> list[int] | None
     """Of each prompt, as the model's own tokenizer and template read it; None where these are not here."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(local_files(spec))
-        return [len(prompt_token_ids(tokenizer, prompt.messages, str(spec))) for prompt in prompts]
+        return [len(chat_token_ids(tokenizer, prompt.messages, str(spec))) for prompt in prompts]
     except Exception:  # noqa: BLE001 - as above
         return None
 

@@ -63,7 +63,7 @@ class LocalTarget:
 
     def prompt_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """Through its chat template."""
-        return prompt_token_ids(self._model.tokenizer, messages, self._model.name)
+        return prompt_token_ids(self._model, messages)
 
     def continued(
         self, prompts: Sequence[TapePrompt], samplings: Sequence[Sampling], length: int, seed: int, progress: Progress

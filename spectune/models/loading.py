@@ -298,7 +298,12 @@ def folder_digest(folder: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def prompt_token_ids(tokenizer: Any, messages: Sequence[Message], name: str) -> list[int]:
+def prompt_token_ids(model: LanguageModel, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a request. Raises: ConfigError as chat_token_ids."""
+    return chat_token_ids(model.tokenizer, messages, model.name)
+
+
+def chat_token_ids(tokenizer: Any, messages: Sequence[Message], name: str) -> list[int]:
     """Token ids of a request to a model of that name, through its chat template where it has one.
 
     Raises: ConfigError where the template refuses the messages or nothing is left to condition on.

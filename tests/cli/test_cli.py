@@ -101,3 +101,38 @@ def test_a_closed_pipe_is_quiet(tmp_path) -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+def test_what_if_prices_a_tree_beside_its_chain_and_the_best_of_as_many_nodes(capsys) -> None:
+    ranks = ["--rank-acceptance", "0.6,0.15,0.08,0.04"]
+    tree, chain, best = what_if(capsys, "--tree", "4,2,2", *ranks, "--cost-ratio", "0.1")["rows"]
+    first, two = 0.6 + 0.15 + 0.08 + 0.04, 0.6 + 0.15
+    assert tree["expected_tokens"] == pytest.approx(1 + first + first * two + first * two * two)
+    assert tree["speedup"] == pytest.approx(tree["expected_tokens"] / 1.3)
+    assert chain["expected_tokens"] == pytest.approx(1 + 0.6 + 0.36 + 0.216)
+    assert (best["nodes"], best["depth"]) == (28, 3)
+    assert best["expected_tokens"] > tree["expected_tokens"]
+    by_depth = ["--rank-acceptance", "0.6,0.2", "--rank-acceptance", "0.5,0.3"]
+    tree, chain, _ = what_if(capsys, "--tree", "2,1", *by_depth, "--plain-s", "0.1", "--round-s", "0.12")["rows"]
+    assert tree["expected_tokens"] == pytest.approx(1 + 0.8 + 0.8 * 0.5)
+    assert tree["speedup"] == pytest.approx(tree["expected_tokens"] / 1.2)
+    assert chain["speedup"] is None  # its round was not timed
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (["--tree", "2,2"], "no --alpha"),
+    (["--rank-acceptance", "0.5"], "no --alpha"),
+    (["--tree", "2,2", "--rank-acceptance", "0.6,0.2", "--alpha", "0.5"], "no --alpha"),
+    (["--tree", "2,2", "--rank-acceptance", "0.6", "--cost-ratio", "0.1"], "takes 2 ranks"),
+    (["--tree", "2,2", "--rank-acceptance", "0.9,0.2", "--cost-ratio", "0.1"], "no chances"),
+    (["--tree", "2,2", "--rank-acceptance", "0.9,x", "--cost-ratio", "0.1"], "not understood"),
+    (["--tree", "2,0", "--rank-acceptance", "0.9,0.1", "--cost-ratio", "0.1"], "0 children"),
+    (["--tree", "1;1", "--rank-acceptance", "0.9,0.1", "--cost-ratio", "0.1"], "given twice"),
+    (["--tree", "1.1;1", "--rank-acceptance", "0.9,0.1", "--cost-ratio", "0.1"], "before its parent"),
+    (["--tree", "2,2", "--rank-acceptance", "0.6,0.2"], "one price"),
+])  # fmt: skip
+def test_what_if_refuses_what_is_no_tree_in_two_lines(capsys, options, words) -> None:
+    assert run(["what-if", *options]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 2
