@@ -17,6 +17,7 @@ from spectune.profile.tables import rows_at, rows_where, to_arrow
 
 CATEGORIES = ("code", "chat", "creative")
 NGRAM = "ngram:min=1,max=4"
+NGRAM_TREE = f"{NGRAM},branches=4"
 READ_S = 0.2  # that the target takes for a token of a prompt; drafts take half of it
 
 
@@ -92,6 +93,8 @@ def make_profile(
     prompts: int = 36,
     max_k: int = 4,
     ngram_acceptance: float | None = None,
+    tree_ranks: tuple[float, ...] | None = None,  # how likely the text goes on at the tree's 1st, 2nd, … open node
+    tree_s: float | None = None,  # of verifying one; by default as any tokens
     noise: float = 0.005,
     tokens: int = 64,
     end: str = "cut",
@@ -102,6 +105,8 @@ def make_profile(
     drafts: list[dict[str, Any]] = [{"spec": "small", "method": "draft_model"}]
     if ngram_acceptance is not None:
         drafts.append({"spec": NGRAM, "method": "ngram"})
+    if tree_ranks is not None:
+        drafts.append({"spec": NGRAM_TREE, "method": "ngram_tree"})
     tape, evidence = [], []
     for temperature, alpha in acceptance.items():
         for prompt in range(prompts):
@@ -110,10 +115,12 @@ def make_profile(
             evidence.append(_draft_model_row(row, tape[-1]["token_ids"], temperature, alpha, rng))
             if ngram_acceptance is not None:
                 evidence.append(_ngram_row(row, ngram_acceptance, max_k, tokens, rng))
+            if tree_ranks is not None:
+                evidence.append(_tree_row(row, tree_ranks, max_k, tokens, rng))
     tables = {
         "tape": pd.DataFrame.from_records(tape),
         "acceptance": pd.DataFrame.from_records(evidence),
-        "costs": _costs(drafts, tuple(acceptance), max_k, plain_s, verify_s, draft_s, noise, passes, rng),
+        "costs": _costs(drafts, tuple(acceptance), max_k, plain_s, verify_s, draft_s, noise, passes, rng, tree_s),
         "held_out": pd.DataFrame({"prompt_id": ["f" * 64], "category": ["code"], "prompt_token_ids": [[1, 2]]}),
     }
     return save_profile(manifest(tuple(acceptance), max_k, drafts, **changes), tables, directory)
@@ -169,6 +176,27 @@ def _ngram_row(row: int, alpha: float, max_k: int, tokens: int, rng: np.random.G
     }
 
 
+def _tree_row(row: int, ranks: tuple[float, ...], max_k: int, tokens: int, rng: np.random.Generator) -> dict[str, Any]:
+    """A text that goes on at one of the next nodes to be grown, or at none."""
+    starts = []
+    for _ in range(tokens):
+        places, last = [], 0
+        while (step := 1 + int(np.searchsorted(np.cumsum(ranks), rng.random()))) <= len(ranks) and last + step <= max_k:
+            last += step
+            places.append(last)
+        starts.append(places)
+    return {
+        "draft": NGRAM_TREE,
+        "continuation": row,
+        "draft_logprobs": None,
+        "argmax_hits": None,
+        "ranks": None,
+        "proposed_tokens": np.full(tokens, max_k, np.int16),
+        "matched_tokens": np.array([len(places) for places in starts], np.int16),
+        "start_ranks": starts,
+    }
+
+
 def _costs(
     drafts: list[dict[str, Any]],
     temperatures: tuple[float, ...],
@@ -179,9 +207,12 @@ def _costs(
     noise: float,
     passes: int,
     rng: np.random.Generator,
+    tree_s: float | None = None,
 ) -> pd.DataFrame:
     cells: list[tuple[str, str | None, float | None, int, float]] = [("cost_p", None, None, 1, plain_s)]
     cells += [("cost_p", None, None, n, verify_s) for n in range(2, max_k + 2)]
+    if any(draft["method"] == "ngram_tree" for draft in drafts):
+        cells += [("cost_p_tree", None, None, n, tree_s or verify_s) for n in {3, max_k + 1}]
     classes = sorted({min(t for t in temperatures if (t == 0) == greedy) for greedy in {t == 0 for t in temperatures}})
     cells += [("overhead", None, t, 0, 0.001) for t in classes]
     for draft in drafts:

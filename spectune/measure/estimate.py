@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
+import numpy as np
 import torch
 
 from spectune.checkpoints.embedded import EMBEDDED, embedded_gguf
@@ -20,6 +21,7 @@ from spectune.measure.cost import (
     READING_PASSES,
     USUAL_WARM_UP_PASSES,
     round_shapes,
+    tree_sizes,
     verify_sizes,
 )
 from spectune.measure.dtype import TRIED_PASSES, worth_it
@@ -60,11 +62,17 @@ class _Machine:
     probe: Probe
     bytes_per_s: float  # of weights, for a token at a time
     flops: float  # for many tokens at once
+    verify_sizes: Sequence[int] = (1,)
+    verify_steps: Sequence[float] = (1.0,)  # what a forward over so many tokens takes, in plain steps
 
     def seconds(self, parameters: int, tokens: int) -> float:
         """One forward: bound by the weights it reads, or by what it computes."""
         weights = parameters * self.probe.dtype.itemsize
         return max(weights / self.bytes_per_s, 2 * parameters * tokens / self.flops)
+
+    def verify_s(self, parameters: int, tokens: int) -> float:
+        """A forward over the tokens of a round."""
+        return self.seconds(parameters, 1) * float(np.interp(tokens, self.verify_sizes, self.verify_steps))
 
 
 def estimate_run(run: Run) -> Estimate:
@@ -141,7 +149,7 @@ def _settled(
 
     Of a model whose shape is not told, a layer of ordinary shape is timed.
     """
-    sizes = (1, run.max_k + 1)
+    sizes = sorted({1, 2, run.max_k + 1})
     own = Probe(spec=run.target, device=device, dtype=resolve_dtype(run.dtype, device, _stored_type(target)))
     steps, trial_s = own.forwards_s((*sizes, _TEST_ROWS)), 0.0
     if run.dtype == "auto" and device.type == "cpu":
@@ -149,12 +157,17 @@ def _settled(
         other = replace(own, dtype=dtype)
         others = other.forwards_s(sizes)
         if steps and others:
-            trial_s = TRIED_PASSES * sum((*steps[:2], *others)) + _load_s([target], 0.0, other.dtype) - _START_S
-            if worth_it(sum(steps[:2]), sum(others)):
+            trial = [(times[0] + times[len(sizes) - 1]) for times in (steps, others)]
+            trial_s = TRIED_PASSES * sum(trial) + _load_s([target], 0.0, other.dtype) - _START_S
+            if worth_it(*trial):
                 own, steps = other, other.forwards_s((*sizes, _TEST_ROWS))
-    weights, timed = (target.parameters, (steps[0], steps[2])) if steps else _ordinary_layer(device, own.dtype)
+    weights, timed = (target.parameters, (steps[0], steps[-1])) if steps else _ordinary_layer(device, own.dtype)
     machine = _Machine(
-        probe=own, bytes_per_s=weights * own.dtype.itemsize / timed[0], flops=2 * weights * _TEST_ROWS / timed[1]
+        probe=own,
+        bytes_per_s=weights * own.dtype.itemsize / timed[0],
+        flops=2 * weights * _TEST_ROWS / timed[1],
+        verify_sizes=sizes,
+        verify_steps=[steps[place] / steps[0] if steps else 1.0 for place in range(len(sizes))],
     )
     return machine, _load_s([target, *drafts], unpacked_bytes, own.dtype) + trial_s
 
@@ -229,13 +242,18 @@ def _costs_s(
     """The budget, or what the fewest passes take: everything once and the forwards until they are steady, then six."""
     loads = len({1, *run.batch}) * (1 + len(set(run.context)))
     step = machine.seconds(target.parameters, 1)
-    main, others = (len(verify_sizes(run.max_k, main)) for main in (True, False))
-    forwards = (main - 1 + PLAIN_STEPS_OF_A_PASS + others * (loads - 1)) * step
+    main, others = (
+        [machine.verify_s(target.parameters, n) for n in verify_sizes(run.max_k, place)] for place in (True, False)
+    )
+    forwards = sum(main[1:]) + PLAIN_STEPS_OF_A_PASS * step + sum(others) * (loads - 1)
+    if any(method_of(spec).evidence == "tree" for spec in run.draft):
+        forwards += loads * sum(machine.verify_s(target.parameters, n) for n in tree_sizes(run.max_k))
     rounds = step
     for size in drafts:
         proposed = machine.seconds(size.parameters, 1)
         forwards += 2 * loads * proposed
-        rounds += sum(step + shape.depth * proposed for shape in round_shapes(run.max_k))
+        verifying = [machine.verify_s(target.parameters, shape.verified_tokens) for shape in round_shapes(run.max_k)]
+        rounds += sum(verifying) + proposed * sum(shape.depth for shape in round_shapes(run.max_k))
     rounds *= min(2, len(set(run.temperature)) or 2)
     reading = sum(
         machine.seconds(size.parameters, tokens)
