@@ -7,7 +7,6 @@ from dataclasses import asdict
 from spectune.decide import recommendation as told
 from spectune.decide.fit import Setting
 from spectune.decide.selection import Decision, decide, verdict_of
-from spectune.drafting_spec import draft_spec
 from spectune.profile.manifest import Load
 from spectune.profile.store import Profile
 from spectune.speedup import break_even_alpha
@@ -40,11 +39,6 @@ def candidate_of(setting: Setting) -> told.Candidate:
         break_even_alpha=break_even_alpha(setting.num_speculative_tokens, steps),
         effective_prompts=setting.effective_prompts,
     )
-
-
-def tree_width(candidate: told.Candidate) -> int:
-    """The most children that a node of its proposals may have."""
-    return min(draft_spec(candidate.draft).branches, candidate.num_speculative_tokens)
 
 
 def temperature_answer(decision: Decision) -> told.TemperatureAnswer:

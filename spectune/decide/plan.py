@@ -41,9 +41,10 @@ def recommend(profile: Profile, temperature: float | None = None, answer_tokens:
     lengths = acceptance_lengths_by_rule(decision.setting.evidence, decision.setting.num_speculative_tokens)
     answer = answers.temperature_answer(decision)
     best, by_load = answer.best_candidate, answers.load_answers(answers.decide_by_load(decision, here))
+    candidates = [answers.candidate_of(setting) for setting in settings]
     requests = whole_requests(cells, decision.setting, decision.speedup, answer_tokens)
     return Recommendation(
-        tree_width=answers.tree_width(best) if decision.verdict == "speculate" else 1,
+        tree_width=best.tree_width if decision.verdict == "speculate" else 1,
         **{name: getattr(answer, name) for name in answer.__slots__},
         break_even_alpha=best.break_even_alpha,
         whole_requests=requests,
@@ -55,7 +56,7 @@ def recommend(profile: Profile, temperature: float | None = None, answer_tokens:
         by_category=answers.category_answers(decision.setting),
         by_load=by_load,
         by_batch=answers.batch_steps(decision, here),
-        candidates=[answers.candidate_of(setting) for setting in settings],
+        candidates=candidates,
         applies_to=answers.applies_to(profile),
         temperature_gate=answers.temperature_gate(settings, decision, decided),
         acceptance_length_by_rule=lengths,
@@ -63,7 +64,7 @@ def recommend(profile: Profile, temperature: float | None = None, answer_tokens:
         formula=formula,
         accuracy=cost_accuracy(profile, cells),
         confirmation=confirmed,
-        reasons=reasons(decision, best, by_load, requests),
+        reasons=reasons(decision, best, candidates, by_load, requests),
         warnings=[
             *profile.manifest.warnings,
             *notices(decision, settings, formula),

@@ -15,7 +15,11 @@ from spectune.stats import FEW_EFFECTIVE_PROMPTS, MIN_EFFECTIVE_PROMPTS
 
 
 def reasons(
-    decision: Decision, best: Candidate, by_load: Sequence[LoadAnswer], requests: WholeRequests | None
+    decision: Decision,
+    best: Candidate,
+    candidates: Sequence[Candidate],
+    by_load: Sequence[LoadAnswer],
+    requests: WholeRequests | None,
 ) -> list[str]:
     """Why, in the terms of the round: what it emits, what it takes, and what would turn the answer."""
     k, ms = best.num_speculative_tokens, 1e3
@@ -27,6 +31,7 @@ def reasons(
         f"{best.draft_s * ms:.1f} ms, the loop {best.overhead_s * ms:.1f} ms; "
         f"a plain step takes {best.plain_s * ms:.1f} ms",
         _break_even(best, decision.setting.evidence.drafting),
+        *_trees(best, candidates),
         *_requests(requests),
         *_flips(by_load, "batch"),
         *_flips(by_load, "context"),
@@ -55,6 +60,21 @@ def _break_even(best: Candidate, drafting: Method) -> str:
         f"it breaks even at {best.round_in_plain_steps:.2f} tokens a round, "
         f"an acceptance of {best.break_even_alpha:.2f} at every position{proposing}"
     )
+
+
+def _trees(best: Candidate, candidates: Sequence[Candidate]) -> Iterator[str]:
+    """How its proposals branch; where they do not and trees were tried, what keeps the best of them behind."""
+    if best.tree_width > 1:
+        yield f"its {best.num_speculative_tokens} proposals are a tree: up to {best.tree_width} follow one token"
+        return
+    trees = [c for c in candidates if c.tree_width > 1 and c.temperature == best.temperature]
+    if trees:
+        tree = max(trees, key=lambda candidate: candidate.speedup.estimate)
+        yield (
+            f"the best tree tried, {tree.draft} at K = {tree.num_speculative_tokens}, "
+            f"emits {tree.acceptance_length.estimate:.2f} tokens a round "
+            f"and takes {tree.round_in_plain_steps:.2f} plain steps"
+        )
 
 
 def _requests(requests: WholeRequests | None) -> Iterator[str]:

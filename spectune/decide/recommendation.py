@@ -8,6 +8,7 @@ from spectune.decide.formula import FormulaFit
 from spectune.decide.requests import WholeRequests
 from spectune.decide.round_costs import Accuracy
 from spectune.decide.selection import MIN_GAIN, Verdict
+from spectune.drafting_spec import draft_spec
 from spectune.profile.manifest import Notice
 from spectune.stats import Interval
 
@@ -52,6 +53,11 @@ class Candidate:
     round_in_plain_steps: float  # the tokens of a round at which nothing is gained
     break_even_alpha: float | None
     effective_prompts: float
+
+    @property
+    def tree_width(self) -> int:
+        """The most proposals that may follow one token; 1 of a chain."""
+        return min(draft_spec(self.draft).branches, self.num_speculative_tokens)
 
     @property
     def choice(self) -> Choice:

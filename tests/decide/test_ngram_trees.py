@@ -63,3 +63,12 @@ def test_check_names_a_tree_whose_verification_got_slower(tmp_path) -> None:
     slower = {(f.metric, f.draft) for f in report.findings if f.status == "regressed"}
     assert ("cost_p_verify", NGRAM_TREE) in slower
     assert ("cost_p_verify", NGRAM) not in slower
+
+
+def test_the_reasons_say_how_proposals_branch_or_what_keeps_the_tree_behind(tmp_path) -> None:
+    wins = recommend(make_profile(tmp_path / "a", {0.0: 0.3}, tree_ranks=RANKS, **COSTS))
+    assert any(f"{wins.num_speculative_tokens} proposals are a tree: up to 4" in line for line in wins.reasons)
+    loses = recommend(make_profile(tmp_path / "b", {0.0: 0.3}, tree_ranks=RANKS, tree_s=0.19, **COSTS))
+    (line,) = [line for line in loses.reasons if "the best tree tried" in line]
+    steps = [c.round_in_plain_steps for c in loses.candidates if c.draft == NGRAM_TREE]
+    assert any(f"takes {value:.2f} plain steps" in line for value in steps)
