@@ -41,7 +41,7 @@ _TEMPLATE_TOKENS = 20
 _RUNTIME_BYTES = 700e6  # the libraries themselves
 _LOAD_BYTES_PER_S = 0.6e9
 _START_S = 6.0  # importing the libraries
-_TEST_ROWS, _TEST_INPUTS, _TEST_OUTPUTS = 64, 2048, 8192
+_TEST_ROWS, _TEST_INPUTS, _TEST_OUTPUTS = 256, 2048, 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

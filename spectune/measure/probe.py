@@ -15,12 +15,14 @@ from spectune.measure import SilentProgress
 from spectune.measure.recording import record_tape
 from spectune.measure.rounds import Stopwatch
 from spectune.measure.tape import TapePrompt
+from spectune.models.devices import free_bytes
 from spectune.models.loading import LanguageModel, chat_token_ids, local_files, wrap_model
 from spectune.models.sampling import Sampling
 from spectune.models.scoring import repeatable_forwards
 from spectune.workload.prompts import Prompt
 
-_MADE_UP_BYTES = 1.5e9  # of weights; of a larger model, what the rest takes follows from networks of fewer layers
+_MADE_UP_BYTES = 3e9  # of weights; of a larger model, what the rest takes follows from networks of fewer layers
+_SHARE_OF_FREE = 0.25  # of memory
 _FEWEST_LAYERS = (1, 2)
 _CONTEXT_TOKENS, _TIMES, _WARM_UP, _LIMIT_S = 64, 4, 1, 2.0
 _COLD_BYTES = 2**27  # more than caches hold
@@ -61,7 +63,8 @@ class Probe:
 
     def _most_layers(self, config: Any) -> int:
         one, two = (_network(config, n, self.dtype).num_parameters() for n in _FEWEST_LAYERS)
-        fitting = 1 + int((_MADE_UP_BYTES / self.dtype.itemsize - one) // (two - one))
+        room = min(_MADE_UP_BYTES, _SHARE_OF_FREE * free_bytes(self.device)) / self.dtype.itemsize
+        fitting = 1 + int((room - one) // (two - one))
         return int(min(config.get_text_config().num_hidden_layers, max(2, fitting)))
 
     def _made_up(self, config: Any, layers: int) -> LanguageModel:
