@@ -95,35 +95,10 @@ class NgramDrafter:
         """
         lengths = _suffix_matches(token_ids, self.max_tokens)
         ends = np.flatnonzero(lengths >= self.min_tokens)
-        weights = _weights(lengths[ends].tolist())
         following = [token_ids[end + 1 : end + 1 + shape.depth].tolist() for end in ends.tolist()]
-        drafted: list[int] = []
-        parents: list[int] = []
-        heap: list[tuple[float, int, int, int, list[int]]] = []  # −likelihood, −most recent, token, parent, occurrences
-
-        def offer(parent: int, depth: int, likelihood: float, occurrences: list[int]) -> None:
-            children = defaultdict(list)
-            for occurrence in occurrences:
-                if depth < len(following[occurrence]):
-                    children[following[occurrence][depth]].append(occurrence)
-            total = sum(weights[occurrence] for occurrence in occurrences)
-            kept = [
-                (-likelihood * sum(weights[one] for one in own) / total, -own[-1], token, parent, own)
-                for token, own in children.items()
-            ]
-            for child in sorted(kept)[: self.branches]:
-                heapq.heappush(heap, child)
-
-        depths = {-1: 0}
-        offer(-1, 0, sum(weights), list(range(len(following))))
-        while heap and len(drafted) < shape.nodes:
-            negative, _, token, parent, own = heapq.heappop(heap)
-            place = len(drafted)
-            drafted.append(token)
-            parents.append(parent)
-            depths[place] = depths[parent] + 1
-            offer(place, depths[place], -negative * len(own) / (len(own) + 1), own)
-        return drafted, parents
+        growth = _Growth(following, _weights(lengths[ends].tolist()), self.branches)
+        growth.grow(shape.nodes)
+        return growth.token_ids, growth.parents
 
     def work(self, context: Sequence[int], rows: int, shape: Shape, sampling: Sampling) -> Mapping[int, Repeatable]:
         """A lookup in each row."""
@@ -173,6 +148,43 @@ class NgramDrafter:
             proposed[start] = len(proposal)
             matched[start] = np.cumprod(proposal[: len(truth)] == truth).sum()
         return Evidence(proposed_tokens=proposed, matched_tokens=matched)
+
+
+class _Growth:
+    """A tree of what followed each occurrence, the earliest first, by how much each of them weighs."""
+
+    def __init__(self, following: Sequence[Sequence[int]], weights: Sequence[float], branches: int) -> None:
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+        self._following, self._weights, self._branches = following, weights, branches
+        self._depths = {-1: 0}
+        # −likelihood, −the most recent occurrence, token, parent, all occurrences
+        self._open: list[tuple[float, int, int, int, list[int]]] = []
+        self._offer(-1, sum(weights), list(range(len(following))))
+
+    def grow(self, nodes: int) -> None:
+        """Take the likeliest open node, and open its children, up to so many nodes."""
+        while self._open and len(self.parents) < nodes:
+            negative, _, token, parent, own = heapq.heappop(self._open)
+            place = len(self.parents)
+            self.token_ids.append(token)
+            self.parents.append(parent)
+            self._depths[place] = self._depths[parent] + 1
+            self._offer(place, -negative * len(own) / (len(own) + 1), own)
+
+    def _offer(self, node: int, likelihood: float, occurrences: Sequence[int]) -> None:
+        """Open the likeliest children of a node, which share what it passes on."""
+        children, depth = defaultdict(list), self._depths[node]
+        for occurrence in occurrences:
+            if depth < len(self._following[occurrence]):
+                children[self._following[occurrence][depth]].append(occurrence)
+        total = sum(self._weights[occurrence] for occurrence in occurrences)
+        kept = [
+            (-likelihood * sum(self._weights[one] for one in own) / total, -own[-1], token, node, own)
+            for token, own in children.items()
+        ]
+        for child in sorted(kept)[: self._branches]:
+            heapq.heappush(self._open, child)
 
 
 def _weights(matches: Sequence[int]) -> list[float]:
