@@ -222,11 +222,12 @@ def repeatable_trees(
     sequence, token_ids = ModelSequence(model, rows), torch.tensor(context, device=model.device)
     sequence.read(token_ids)
 
-    def extend(n: int) -> None:
-        mask = torch.from_numpy(attention_mask(bushy(n - 1)))
-        sequence.extend(token_ids[:n], len(context) - 1 + mask.sum(-1), mask)
-
-    return {n: Repeatable(run=partial(extend, n), undo=partial(sequence.keep, len(context))) for n in sizes}
+    masks = {n: torch.from_numpy(attention_mask(bushy(n - 1))) for n in sizes}  # which a round's overhead has already
+    undo = partial(sequence.keep, len(context))
+    return {
+        n: Repeatable(run=partial(sequence.extend, token_ids[:n], len(context) - 1 + mask.sum(-1), mask), undo=undo)
+        for n, mask in masks.items()
+    }
 
 
 class out_of_memory_as_device_error:  # noqa: N801 - reads as a statement

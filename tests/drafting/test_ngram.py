@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from spectune.choice import Shape, chain
 from spectune.drafting import Continuation, Scored
 from spectune.drafting.ngram import NgramDrafter
+from spectune.drafting_spec import draft_spec
 from spectune.errors import ConfigError
 from spectune.models.sampling import Sampling
 
@@ -218,3 +219,20 @@ def test_evidence_of_trees_tells_for_every_budget_what_a_round_would_get_right(p
             assert max(matching, default=0) == sum(rank <= nodes for rank in evidence.start_ranks[start])
             assert len(grown[0]) == min(nodes, evidence.proposed_tokens[start])
         assert evidence.matched_tokens[start] == len(evidence.start_ranks[start])
+
+
+@pytest.mark.parametrize(("spec", "text", "method", "branches"), [
+    ("ngram:branches=4", "ngram:min=1,max=4,branches=4", "ngram_tree", 4),
+    ("ngram:min=2,branches=3", "ngram:min=2,max=2,branches=3", "ngram_tree", 3),
+    ("ngram:min=1,max=3,branches=1", "ngram:min=1,max=3", "ngram", 1),
+])  # fmt: skip
+def test_a_spec_with_branches_is_a_tree_and_with_one_branch_the_chain(spec, text, method, branches):
+    draft = draft_spec(spec)
+    assert (draft.text, draft.method, draft.branches) == (text, method, branches)
+    assert draft_spec(draft.text) == draft
+
+
+@pytest.mark.parametrize("branches", ["0", "17", "x", "-1", ""])
+def test_branches_that_are_none_are_refused(branches):
+    with pytest.raises(ConfigError, match=r"branches|not understood"):
+        draft_spec(f"ngram:min=1,max=4,branches={branches}")
